@@ -1,0 +1,23 @@
+"""Checks of hyper-parameters, in a user's words."""
+
+import math
+from typing import Any
+
+from cutlayer.errors import ConfigError
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def check(holds: bool, name: str, value: Any, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    check(is_number(value) and value > 0, name, value, "a number above 0")
+
+
+def check_decay(rate: Any) -> None:
+    check(is_number(rate) and rate >= 0, "weight_decay", rate, "a number from 0 up")

@@ -1,0 +1,59 @@
+"""Everything cutlayer raises on purpose.
+
+CutlayerError
+├── UsageError              a mistake that a user can mend; the command line prints it without a traceback
+│   ├── UnknownNameError    no such recipe, method, model, data set or key; answers with the nearest names
+│   ├── ConfigError         a value that is known by name but makes no sense
+│   ├── DataError           files that are missing, malformed or out of range
+│   ├── PartitionError      a partition that cannot be drawn
+│   ├── CutError            a model that cannot be cut there
+│   └── CheckpointError     a checkpoint that is damaged, missing or of another run
+└── LawError                a method that would move a value where it must not go
+
+Each message says what happened, where, and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CutlayerError(Exception):
+    """The root of the tree."""
+
+
+class UsageError(CutlayerError):
+    """A mistake that a user can mend."""
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing is registered under."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], where: str = "") -> None:
+        options = sorted(known)
+        near = get_close_matches(name, options, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(options)}."
+        super().__init__(f"unknown {what} {name!r}{f' in {where}' if where else ''}; {hint}")
+
+
+class ConfigError(UsageError):
+    """A value that makes no sense where it stands."""
+
+
+class DataError(UsageError):
+    """Data that cannot be read or used."""
+
+
+class PartitionError(UsageError):
+    """A partition that cannot be drawn."""
+
+
+class CutError(UsageError):
+    """A model that cannot be cut as asked."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint that cannot be resumed from or written."""
+
+
+class LawError(CutlayerError):
+    """A method that would break a law of places."""

@@ -1,0 +1,61 @@
+"""Trees: nested dicts, tuples and named tuples whose leaves are tensors, plain scalars or None.
+
+Plain scalars and None are structure, not data: they stay as they are under `map`, so a learning rate or a step count
+is an ordinary Python number on every engine.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any
+
+
+def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply fn to the tensors of a tree, beside the same places of the other trees."""
+    if isinstance(tree, Tensor):
+        return fn(tree, *rest)
+    if isinstance(tree, dict):
+        return {k: map(fn, v, *(r[k] for r in rest)) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return rebuild(tree, [map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(tree)])
+    return tree
+
+
+def rebuild(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of the same kind, named or not."""
+    return like._make(items) if hasattr(like, "_make") else tuple(items)
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """Every leaf, tensors and scalars alike, in a fixed order."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, tuple):
+        for value in tree:
+            yield from leaves(value)
+    elif tree is not None:
+        yield tree
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in a fixed order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def num_bytes(tree: Tree) -> int:
+    """Bytes on a wire: tensors as they are, plain numbers as 8."""
+    return sum(a.numel() * a.element_size() if isinstance(a, Tensor) else 8 for a in leaves(tree))
+
+
+def where(ok: Tensor, new: Tree, old: Tree) -> Tree:
+    """`new` where ok holds, else `old`; no host synchronisation."""
+    return map(lambda a, b: torch.where(ok, a, b), new, old)
+
+
+def detach(tree: Tree) -> Tree:
+    """The same values without a graph behind them."""
+    return map(lambda a: a.detach(), tree)
