@@ -1,0 +1,19 @@
+"""Data: arrays, where they come from, and how they are dealt to clients."""
+
+from cutlayer.data.arrays import Arrays, from_arrays, from_dataset
+from cutlayer.data.partition import Partition, dirichlet, iid, natural, shards
+from cutlayer.data.sources import Dataset, load, names
+
+__all__ = [
+    "Arrays",
+    "Dataset",
+    "Partition",
+    "dirichlet",
+    "from_arrays",
+    "from_dataset",
+    "iid",
+    "load",
+    "names",
+    "natural",
+    "shards",
+]

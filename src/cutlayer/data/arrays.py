@@ -1,0 +1,192 @@
+"""Samples in memory: inputs and targets as tensors with one common first dimension."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.errors import ConfigError, DataError
+from cutlayer.keys import generator
+
+Inputs = Tensor | dict[str, Tensor]
+Index = Tensor | NDArray[Any] | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrays:
+    """Inputs x and targets y of the same samples, checked once when they are made."""
+
+    x: Inputs
+    y: Tensor
+    num_classes: int | None = None  # None: not a classification
+
+    def __post_init__(self) -> None:
+        for name, value in _named(self.x):
+            _check_length(name, value, self.y)
+        if self.num_classes is not None:
+            _check_labels(self.y, self.num_classes)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Index) -> "Arrays":
+        """The samples of these indices (or of a mask), in that order."""
+        rows = torch.as_tensor(index, device=self.y.device)
+        if not rows.numel():
+            rows = rows.long()  # an empty list has no integer type of its own
+        return self._mapped(lambda a: a[rows.to(a.device)])
+
+    def to(self, device: torch.device | str) -> "Arrays":
+        """The same samples on another device."""
+        return self._mapped(lambda a: a.to(device))
+
+    def cast(self, dtype: torch.dtype) -> "Arrays":
+        """The same samples with floating-point inputs and targets in this type; integers stay."""
+        return self._mapped(lambda a: a.to(dtype) if a.is_floating_point() else a)
+
+    def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
+        # A copy skips __post_init__: what was valid stays valid, and a check would make the host wait for the device.
+        new = copy.copy(self)
+        object.__setattr__(new, "x", tree.map(fn, self.x))
+        object.__setattr__(new, "y", fn(self.y))
+        return new
+
+
+def _named(x: Inputs) -> list[tuple[str, Tensor]]:
+    return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, dict) else [("x", x)]
+
+
+def _check_length(name: str, value: Tensor, y: Tensor) -> None:
+    if not value.dim() or not y.dim():
+        raise DataError(
+            f"{name if not value.dim() else 'y'} is a single number; its first dimension must be the samples"
+        )
+    if len(value) != len(y):
+        raise DataError(
+            f"{name} has {len(value)} samples and y has {len(y)}; give each sample one input and one target"
+        )
+
+
+def _check_labels(y: Tensor, num_classes: int) -> None:
+    if num_classes < 1:
+        raise DataError(f"num_classes is {num_classes}; give at least 1, or None for data that is not a classification")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"labels have the type {y.dtype}; give integers, or no num_classes for a regression")
+    wrong = ((y < 0) | (y >= num_classes)).nonzero()
+    if len(wrong):
+        place = tuple(int(i) for i in wrong[0])
+        raise DataError(
+            f"label {int(y[place])} of sample {place[0]} is out of range: "
+            f"{num_classes} classes have the labels 0 to {num_classes - 1}"
+        )
+
+
+def from_arrays(x: Any, y: Any, num_classes: int | None = None) -> Arrays:
+    """Arrays from numpy arrays, tensors or a dict of them.
+
+    uint8 inputs are images: they become float32 in [0, 1]. Other numpy inputs become float32 (from float64) or int64
+    (from integers); other tensors keep their type. Integer targets become int64, and where they are one number a
+    sample and num_classes is not given they are classes 0 to their maximum: give num_classes where a class may be
+    absent. Float targets are a regression. Integer targets of more dimensions (tokens) have no classes unless given.
+    """
+    inputs = {str(k): _input(v, f"x[{k!r}]") for k, v in x.items()} if isinstance(x, Mapping) else _input(x, "x")
+    targets = _tensor(y, "y")
+    if not targets.is_floating_point():
+        targets = targets.long()
+        if num_classes is None and targets.dim() == 1 and len(targets):
+            num_classes = max(int(targets.max()) + 1, 1)
+    return Arrays(x=inputs, y=targets, num_classes=num_classes)
+
+
+def _input(value: Any, name: str) -> Tensor:
+    tensor = _tensor(value, name)
+    return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and array.itemsize > 4:
+        return torch.tensor(array, dtype=torch.float32)
+    if array.dtype.kind in "iu" and array.dtype != np.uint8:
+        return torch.tensor(array.astype(np.int64))
+    if array.dtype.kind not in "fbu":
+        raise DataError(f"{name} has the type {array.dtype}; give numbers")
+    return torch.tensor(array)
+
+
+def from_dataset(dataset: Any, num_classes: int | None = None) -> Arrays:
+    """Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
+
+    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (as PIL's),
+    which is put channels first.
+    """
+    num_items = len(dataset)
+    if not num_items:
+        raise DataError("the data set has no items; give at least one")
+    items = [_item(dataset[i], i) for i in range(num_items)]
+    for i, item in enumerate(items):
+        _check_alike(item, items[0], i)
+    stacked = {path: _stack([item[path] for item in items]) for path in items[0]}
+    y = stacked.pop(("y",))
+    x = stacked[("x",)] if ("x",) in stacked else {path[1]: value for path, value in stacked.items()}
+    return from_arrays(x, y, num_classes)
+
+
+Path = tuple[str, ...]  # ("x",), ("x", key) or ("y",)
+
+
+def _item(item: Any, i: int) -> dict[Path, Any]:
+    """The values of one item, flat."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError(f"item {i} of the data set is a {type(item).__name__}, not a pair (x, y); return both from it")
+    x, y = item
+    parts: dict[Path, Any] = {("x", str(k)): v for k, v in x.items()} if isinstance(x, Mapping) else {("x",): x}
+    return {path: _value(value) for path, value in {**parts, ("y",): y}.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray):
+        return value
+    array = np.asarray(value)
+    if not hasattr(value, "__array_interface__") or array.ndim not in (2, 3):
+        return array
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # an image object: height, width, channels
+
+
+def _check_alike(item: dict[Path, Any], first: dict[Path, Any], i: int) -> None:
+    if item.keys() != first.keys():
+        ours, theirs = (", ".join(_name(path) for path in one) for one in (item, first))
+        raise DataError(f"item {i} of the data set has {ours}, item 0 has {theirs}; give every item the same keys")
+    for path, value in item.items():
+        if tuple(value.shape) != tuple(first[path].shape):
+            raise DataError(
+                f"item {i} of the data set has {_name(path)} of shape {tuple(value.shape)}, item 0 has "
+                f"{tuple(first[path].shape)}; bring all items to one shape, for example by resizing or padding"
+            )
+
+
+def _name(path: Path) -> str:
+    return path[0] + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def _stack(values: list[Any]) -> Any:
+    return torch.stack([torch.as_tensor(v) for v in values]) if isinstance(values[0], Tensor) else np.stack(values)
+
+
+def split_off(arrays: Arrays, fraction: float, key: int) -> tuple[Arrays, Arrays]:
+    """(rest, held out): a random fraction of the samples, at least one on either side, both in their old order."""
+    if not 0 < fraction < 1:
+        raise ConfigError(f"cannot hold out a fraction of {fraction}; give a number between 0 and 1")
+    if len(arrays) < 2:
+        raise DataError(f"cannot split {len(arrays)} samples in two; give at least 2")
+    num_held = min(max(round(fraction * len(arrays)), 1), len(arrays) - 1)
+    order = generator(key, "split_off").permutation(len(arrays))
+    return arrays.take(np.sort(order[num_held:])), arrays.take(np.sort(order[:num_held]))

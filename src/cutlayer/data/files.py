@@ -1,0 +1,134 @@
+"""Image files as they lie on disk: what every format is read into, and the .npz and IDX formats."""
+
+import gzip
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.errors import DataError
+
+Bytes = NDArray[np.uint8]
+
+
+class Images(NamedTuple):
+    """Images (samples, channels, height, width) and their labels, as stored."""
+
+    x: Bytes
+    y: NDArray[np.int64]
+
+
+class Sets(NamedTuple):
+    """A training and a test set."""
+
+    train: Images
+    test: Images
+
+
+class Form(NamedTuple):
+    """One accepted form of a data set."""
+
+    expected: str  # its file names, for the message when nothing is found
+    read: Callable[[Path], Sets | None]  # from a folder; None: the folder has nothing of this form
+
+
+def bad_file(path: Path, reason: object) -> DataError:
+    """The error for a file that is there but cannot be used."""
+    return DataError(f"cannot read {path}: {reason}. Replace the file with a fresh copy.")
+
+
+def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
+    """The first existing of each list of names; None if the folder has none of them, an error if only some."""
+    found = [next((folder / name for name in names if (folder / name).is_file()), None) for names in accepted]
+    if not any(found):
+        return None
+    missing = [names[0] for names, path in zip(accepted, found, strict=True) if path is None]
+    if missing:
+        raise DataError(f"{folder} is incomplete: {', '.join(missing)} is missing. Add it, or remove the others.")
+    return [path for path in found if path is not None]
+
+
+def npz(name: str, shape: tuple[int, int, int]) -> Form:
+    """<name>.npz with x_train, y_train, x_test, y_test; uint8 images of either channel order."""
+
+    def read(folder: Path) -> Sets | None:
+        path = folder / f"{name}.npz"
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = [file[key] for key in ("x_train", "y_train", "x_test", "y_test")]
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise bad_file(path, error) from error
+        x_train, y_train, x_test, y_test = arrays
+        return Sets(_npz_images(path, x_train, y_train, shape), _npz_images(path, x_test, y_test, shape))
+
+    return Form(f"{name}.npz", read)
+
+
+def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shape: tuple[int, int, int]) -> Images:
+    channels, height, width = shape
+    if x.shape[1:] == (height, width, channels):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype != np.uint8 or x.shape[1:] not in (shape, shape[1:] if channels == 1 else shape):
+        raise bad_file(path, f"it holds {x.dtype} images of shape {x.shape[1:]}, expected uint8 and {shape}")
+    if y.dtype.kind not in "iu" or y.size != len(x):
+        raise bad_file(path, f"it holds {y.size} labels of type {y.dtype} for {len(x)} images")
+    return Images(x.reshape(-1, *shape).astype(np.uint8), y.reshape(-1).astype(np.int64))
+
+
+def idx(shape: tuple[int, int, int]) -> Form:
+    """The four IDX files of MNIST and its relatives, plain or gzipped, with a dash or a dot before idx."""
+
+    def read(folder: Path) -> Sets | None:
+        stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+        paths = files_of(folder, [_spellings(stem) for stem in stems])
+        if paths is None:
+            return None
+        x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
+        for path, x in ((paths[0], x_train), (paths[2], x_test)):
+            if x.shape[1:] != shape[1:]:
+                raise bad_file(path, f"it holds images of shape {x.shape[1:]}, expected {shape[1:]}")
+        for path, x, y in ((paths[1], x_train, y_train), (paths[3], x_test, y_test)):
+            if y.shape != (len(x),):
+                raise bad_file(path, f"it holds labels of shape {y.shape} for {len(x)} images")
+        return Sets(
+            Images(x_train.reshape(-1, *shape), y_train.astype(np.int64)),
+            Images(x_test.reshape(-1, *shape), y_test.astype(np.int64)),
+        )
+
+    return Form("train-images-idx3-ubyte and its three companions (or .gz)", read)
+
+
+def _spellings(stem: str) -> list[str]:
+    """train-images-idx3-ubyte, train-images.idx3-ubyte, and both gzipped."""
+    dotted = stem.replace("-idx", ".idx")
+    return [f"{name}-ubyte{end}" for end in ("", ".gz") for name in (stem, dotted)]
+
+
+def read_idx(path: Path) -> Bytes:
+    """An IDX file of unsigned bytes."""
+    data = read_bytes(path)
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
+        raise bad_file(path, "it is not an IDX file of unsigned bytes")
+    header = 4 + 4 * data[3]
+    if len(data) < header:
+        raise bad_file(path, "its header is cut off")
+    shape = struct.unpack(f">{data[3]}I", data[4:header])
+    if len(data) - header != int(np.prod(shape, dtype=object)):
+        raise bad_file(path, f"its header says shape {shape}, but {len(data) - header} bytes follow")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content, unpacked where its name ends in .gz."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise bad_file(path, error) from error
