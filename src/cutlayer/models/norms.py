@@ -1,0 +1,21 @@
+"""Normalisation layers for images, by name."""
+
+import math
+
+from torch import nn
+
+from cutlayer.errors import UnknownNameError
+
+NORMS = ("none", "batch", "group")
+
+
+def image_norm(name: str, channels: int) -> nn.Module:
+    """The normalisation of that name for so many channels."""
+    if name == "none":
+        return nn.Identity()
+    if name == "batch":
+        return nn.BatchNorm2d(channels)
+    if name == "group":
+        groups = math.gcd(channels, max(1, channels // 16))  # 16 channels to a group, or as near as divides
+        return nn.GroupNorm(groups, channels)
+    raise UnknownNameError("norm", name, NORMS)

@@ -1,0 +1,1 @@
+"""Who computes what: the costs of a model, unit by unit."""

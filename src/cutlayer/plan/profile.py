@@ -1,0 +1,125 @@
+"""What each unit of a model costs: the table that the planner and the clock read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cutlayer import tree
+from cutlayer.split import Split
+from cutlayer.units import Unit, skeleton, units_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitProfile:
+    """Costs of one unit, for one sample; FLOPs of convolutions and matrix products only, two to a multiply-add."""
+
+    name: str
+    forward_flops: int
+    backward_flops: int  # both gradients; the first unit has none for its input, frozen parameters have none
+    activation: int  # elements that leave the unit
+    params: int  # elements, frozen ones included; a tied parameter counts where it comes first
+    optimiser_state: int  # elements
+
+    @property
+    def macs(self) -> int:
+        return self.forward_flops // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Costs of every unit. The cumulative tuples are indexed by the cut: entry 0 is for no unit, then 1, 2, ..."""
+
+    rows: tuple[UnitProfile, ...]
+    input: int  # elements of one sample
+
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """Elements that cross at each cut, A(L); at cut 0 the input itself."""
+        return (self.input, *(row.activation for row in self.rows))
+
+    @cached_property
+    def cumulative_params(self) -> tuple[int, ...]:
+        return _cumulative(row.params for row in self.rows)
+
+    @cached_property
+    def cumulative_optimiser_state(self) -> tuple[int, ...]:
+        return _cumulative(row.optimiser_state for row in self.rows)
+
+    @cached_property
+    def cumulative_forward_flops(self) -> tuple[int, ...]:
+        return _cumulative(row.forward_flops for row in self.rows)
+
+    @cached_property
+    def cumulative_backward_flops(self) -> tuple[int, ...]:
+        return _cumulative(row.backward_flops for row in self.rows)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the whole forward pass."""
+        return self.cumulative_forward_flops[-1] // 2
+
+    @property
+    def params(self) -> int:
+        return self.cumulative_params[-1]
+
+    def share(self, cut: int) -> float:
+        """O(L): the part of the forward pass that lies below the cut."""
+        return self.cumulative_forward_flops[cut] / self.cumulative_forward_flops[-1]
+
+
+def profile(
+    model: nn.Module | Split, sample: Tensor | Mapping[str, Tensor] | tuple[int, ...], optimiser_slots: int = 1
+) -> Profile:
+    """Measure every unit on one sample: a batch, of which the first is taken, or the shape of one input.
+
+    Nothing is computed: shapes run through the units, forward and backward, in eval mode.
+    `optimiser_slots` is the number of values kept a parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
+    """
+    structure = skeleton(model.model if isinstance(model, Split) else model).eval()
+    x = _one_sample(structure, sample)
+    size = sum(a.numel() for a in tree.tensors(x))
+    rows = []
+    counted: set[int] = set()
+    for unit in units_of(structure):
+        row, x = _measure(unit, x, optimiser_slots, counted)
+        rows.append(row)
+    return Profile(rows=tuple(rows), input=size)
+
+
+def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tuple[UnitProfile, Any]:
+    """The profile of a unit and the value that leaves it, ready for the next unit."""
+    module = unit.module.to("meta")  # constants that tracing found are still elsewhere
+    with FlopCounterMode(display=False) as forward:
+        out = module(x)
+    ends = [a for a in tree.tensors(out) if a.requires_grad]
+    with FlopCounterMode(display=False) as backward:
+        if ends:
+            torch.autograd.backward(ends, [torch.empty_like(a) for a in ends])
+    new = [p for p in module.parameters() if id(p) not in counted]
+    counted.update(id(p) for p in new)
+    row = UnitProfile(
+        name=unit.name,
+        forward_flops=forward.get_total_flops(),
+        backward_flops=backward.get_total_flops(),
+        activation=sum(a.numel() for a in tree.tensors(out)),
+        params=sum(p.numel() for p in new),
+        optimiser_state=optimiser_slots * sum(p.numel() for p in new if p.requires_grad),
+    )
+    return row, tree.map(lambda a: a.detach().requires_grad_(a.requires_grad), out)
+
+
+def _one_sample(structure: nn.Module, sample: Tensor | Mapping[str, Tensor] | tuple[int, ...]) -> Any:
+    if isinstance(sample, tuple):
+        dtype = next((p.dtype for p in structure.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        return torch.empty(1, *sample, dtype=dtype, device="meta")
+    return tree.map(lambda a: a[:1].to("meta"), dict(sample) if isinstance(sample, Mapping) else sample)
+
+
+def _cumulative(values: Any) -> tuple[int, ...]:
+    return tuple(accumulate(values, initial=0))

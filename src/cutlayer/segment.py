@@ -1,0 +1,140 @@
+"""Segments: consecutive units of a model as one pure function of the tensors they name."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer import tree
+from cutlayer.errors import ConfigError
+from cutlayer.state import Tensors
+from cutlayer.traits import draws, writes
+from cutlayer.units import Chain, Unit, units_of
+
+_GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
+
+
+class Values(Protocol):
+    """Anything that holds the values of a model by name: a Model or a Part."""
+
+    @property
+    def params(self) -> Tensors: ...
+    @property
+    def frozen(self) -> Tensors: ...
+    @property
+    def buffers(self) -> Tensors: ...
+
+
+class Slot(NamedTuple):
+    """A place inside a module where the tensor of that name is put for the time of a call."""
+
+    home: Any  # a dict or list of tensors
+    key: Any
+    name: str
+    empty: Tensor  # what stands there between calls
+
+
+class Body:
+    """The structure of a model without its values, from which segments are cut.
+
+    Segments of one body share modules, so a lock lets one of them run at a time.
+    """
+
+    def __init__(self, structure: nn.Module) -> None:
+        self.structure = structure
+        self.units: tuple[Unit, ...] = units_of(structure)
+        named = [*structure.named_parameters(), *structure.named_buffers()]
+        self.names = {id(tensor): name for name, tensor in named}  # a tied tensor goes by its first name
+        self.lock = Lock()
+
+    def segment(self, start: int, stop: int) -> "Segment":
+        """The units from start up to, not including, stop."""
+        return Segment(self, self.units[start:stop])
+
+
+class Segment:
+    """Consecutive units; a call swaps values in, runs the units in order and puts everything back."""
+
+    def __init__(self, body: Body, units: tuple[Unit, ...]) -> None:
+        self._lock = body.lock
+        self._steps = tuple(step for unit in units for step in _steps(unit.module))
+        slots = _slots(units, body.names)
+        self._params = tuple(s for s in slots if isinstance(s.empty, nn.Parameter) and s.empty.requires_grad)
+        self._frozen = tuple(s for s in slots if isinstance(s.empty, nn.Parameter) and not s.empty.requires_grad)
+        self._buffers = tuple(s for s in slots if not isinstance(s.empty, nn.Parameter))
+        self._slots = slots
+        self.params, self.frozen, self.buffers = map(_names, (self._params, self._frozen, self._buffers))
+        self.draws = any(draws(unit.module) for unit in units)
+        self._writes = any(writes(unit.module) for unit in units)
+
+    def __call__(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
+        """What leaves the units, and their new buffers; a segment that draws does so from the seed."""
+        if not self._steps:
+            return x, {}
+        if not self.draws:
+            return self._run(values, x)
+        if seed is None:
+            raise ConfigError("the model draws random numbers (dropout or the like): give the call a key, not None.")
+        with _seeded(seed, tree.tensors(x)[0].device):
+            return self._run(values, x)
+
+    def _run(self, values: Values, x: Any) -> tuple[Any, Tensors]:
+        if self._writes:
+            x = tree.map(torch.clone, x)  # the caller's value stays as it is
+        params, frozen, buffers = values.params, values.frozen, values.buffers
+        fresh = {name: buffers[name].clone() for name in self.buffers}  # normalisation layers update them in place
+        with self._lock:
+            try:
+                for home, key, name, _ in self._params:
+                    home[key] = params[name]
+                for home, key, name, _ in self._frozen:
+                    home[key] = frozen[name]
+                for home, key, name, _ in self._buffers:
+                    home[key] = fresh[name]
+                for step in self._steps:
+                    x = step(x)
+                return x, {name: home[key] for home, key, name, _ in self._buffers}
+            finally:
+                for home, key, _, empty in self._slots:
+                    home[key] = empty
+
+
+def _names(slots: tuple[Slot, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(slot.name for slot in slots))
+
+
+def _steps(module: nn.Module) -> tuple[nn.Module, ...]:
+    return module._steps if isinstance(module, Chain) else (module,)
+
+
+def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:
+    """Every place in the units where a tensor of the model stands."""
+    found: dict[tuple[int, Any], Slot] = {}
+    for unit in units:
+        for module in unit.module.modules():
+            for home, places in _homes(module):
+                for key, tensor in places:
+                    if id(tensor) in names:
+                        found[id(home), key] = Slot(home, key, names[id(tensor)], tensor)
+    return tuple(found.values())
+
+
+def _homes(module: nn.Module) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]:
+    yield module._parameters, module._parameters.items()
+    yield module._buffers, module._buffers.items()
+    if isinstance(module, nn.RNNBase):  # recurrent layers compute with a list of their own
+        yield module._flat_weights, enumerate(module._flat_weights)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from the seed inside, and leave the global generators as they were."""
+    with _GENERATORS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,166 @@
+"""Split: a model cut into a client's part and a server's part, as pure functions."""
+
+import functools
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cutlayer import keys
+from cutlayer.errors import CutError
+from cutlayer.segment import Body, Segment, Values
+from cutlayer.state import Model, Tensors
+from cutlayer.units import skeleton
+
+
+class Split:
+    """A model whose first `cut` units run at the client and the rest at the server.
+
+    With a `head`, the units from there on run at the client again (the U-shape). A cut is the number of units below it
+    or the name of the last of them; a head is the number or the name of its first unit. The given module is only read:
+    training goes through functions of explicit values, by their names in its state dict. A module that was put in eval
+    mode before (a frozen normalisation layer) stays so in training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: int | str,
+        *,
+        head: int | str | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self._body = Body(skeleton(model))
+        self.units = tuple(unit.name for unit in self._body.units)
+        self.num_units = len(self.units)
+        evaluated = Body(skeleton(model).eval())
+        self._evaluated = evaluated.segment(0, len(evaluated.units))
+        self._place(cut, head)
+
+    def _place(self, cut: int | str, head: int | str | None) -> None:
+        kind = type(self.model).__name__
+        self.cut = _cut_number(cut, self.units, kind)
+        self.head = None if head is None else _head_number(head, self.cut, self.units, kind)
+        self.u_shaped = self.head is not None
+        end = self.num_units if self.head is None else self.head
+        self._lower = self._body.segment(0, self.cut)
+        self._upper = self._body.segment(self.cut, end)
+        self._top = self._body.segment(end, self.num_units)
+        _refuse_shared((self._lower, self._upper, self._top), kind)
+        self.random = self._lower.draws or self._upper.draws or self._top.draws
+
+    def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
+        """The same model, cut elsewhere."""
+        other = object.__new__(Split)
+        other.__dict__.update(self.__dict__)
+        other._place(cut, head)
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(Split, head=self.head, loss=self.loss), (self.model, self.cut)
+
+    def initial(self) -> tuple[Model, Model]:
+        """The client's and the server's values, copied from the module as it is now."""
+        values: Tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return _copied(values, self._lower, self._top), _copied(values, self._upper)
+
+    def lower(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
+        """From the input to the cut, at the client; also the new buffers."""
+        return self._lower(part, x, _seed(self._lower, key, "lower"))
+
+    def upper(self, part: Values, z: Any, key: int | None = None) -> tuple[Any, Tensors]:
+        """From the cut to the output, or to the head of a U-shape, at the server; also the new buffers."""
+        return self._upper(part, z, _seed(self._upper, key, "upper"))
+
+    def top(self, part: Values, h: Any, key: int | None = None) -> tuple[Any, Tensors]:
+        """From the head to the output, at the client; the input itself where there is no head."""
+        return self._top(part, h, _seed(self._top, key, "top"))
+
+    def whole(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
+        """From the input to the output, as lower, upper and top with the same key; also the new buffers."""
+        z, below = self.lower(part, x, key)
+        h, between = self.upper(part, z, key)
+        out, above = self.top(part, h, key)
+        return out, {**below, **between, **above}
+
+    @torch.no_grad()
+    def predict(self, model: Values, x: Any) -> Any:
+        """The output of the whole model in eval mode, without a gradient."""
+        return self._evaluated(model, x, 0)[0]
+
+    def export(self, model: Model) -> dict[str, Any]:
+        """A state dict that loads strictly into the unsplit module."""
+        values = {**model.params, **model.frozen, **model.buffers}
+        lost = [n for s in (self._lower, self._upper, self._top) for n in _held(s) if n not in values]
+        if lost:
+            raise CutError(f"export needs every unit, but {lost[0]!r} is missing: give it client.joined(server).")
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        first_name = {id(tensor): name for name, tensor in named}
+        entries = self.model.state_dict(keep_vars=True)  # tied tensors have an entry under each of their names
+        exported = {key: values.get(first_name.get(id(entry), key), entry) for key, entry in entries.items()}
+        return {key: v.detach() if isinstance(v, Tensor) else v for key, v in exported.items()}
+
+
+def _seed(segment: Segment, key: int | None, place: str) -> int | None:
+    return keys.fold(key, place) if segment.draws and key is not None else None
+
+
+def _held(segment: Segment) -> tuple[str, ...]:
+    return segment.params + segment.frozen + segment.buffers
+
+
+def _copied(values: Tensors, *segments: Segment) -> Model:
+    def copies(names: tuple[str, ...]) -> Tensors:
+        return {name: values[name].detach().clone() for name in names}
+
+    models = [Model(copies(s.params), copies(s.frozen), copies(s.buffers)) for s in segments]
+    return functools.reduce(Model.joined, models)
+
+
+def _refuse_shared(segments: tuple[Segment, ...], kind: str) -> None:
+    """Frozen parameters may stand on both sides; trained ones would drift apart."""
+    seen: set[str] = set()
+    for segment in segments:
+        for name in segment.params:
+            if name in seen:
+                raise CutError(
+                    f"{kind} cannot be cut here: {name!r} is used on both sides of a cut. "
+                    "Cut elsewhere, untie the parameter or freeze it."
+                )
+        seen.update(segment.params)
+
+
+def _cut_number(cut: int | str, units: tuple[str, ...], kind: str) -> int:
+    cuts = ", ".join(f"{i} {name!r}" for i, name in enumerate(units, start=1))
+    if isinstance(cut, str):
+        if cut in units:
+            return units.index(cut) + 1
+        raise CutError(f"{kind} has no unit {cut!r} to cut after{_near(cut, units)} It has {cuts}.")
+    if not 0 <= cut <= len(units):
+        raise CutError(
+            f"cut {cut} is out of range: {kind} has {len(units)} units, so cuts go from 0 to {len(units)}: {cuts}."
+        )
+    return cut
+
+
+def _head_number(head: int | str, cut: int, units: tuple[str, ...], kind: str) -> int:
+    starts = ", ".join(f"{i} {name!r}" for i, name in enumerate(units) if i >= cut)
+    if isinstance(head, str):
+        if head not in units:
+            raise CutError(f"{kind} has no unit {head!r} to start the head{_near(head, units)} It may be {starts}.")
+        head = units.index(head)
+    if not cut <= head <= len(units):
+        raise CutError(
+            f"head {head} is out of range: above cut {cut} of {kind}, heads start from {cut} to {len(units)}: {starts}."
+        )
+    return head
+
+
+def _near(name: str, units: tuple[str, ...]) -> str:
+    near = get_close_matches(name, units, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else "."

@@ -1,0 +1,79 @@
+"""What a module does besides its arithmetic: does it draw random numbers, does it write into its input?"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+# fmt: off
+_DRAWS = frozenset({
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu",
+    "gumbel_softmax", "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "poisson",
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
+})
+# fmt: on
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module, in the mode that it is in, draws random numbers when it runs."""
+    return any(_draws_itself(m) for m in module.modules())
+
+
+def writes(module: nn.Module) -> bool:
+    """Whether a module may change its input in place."""
+    return any(getattr(m, "inplace", False) is True or _graph_writes(m) for m in module.modules())
+
+
+def _draws_itself(module: nn.Module) -> bool:
+    if isinstance(module, fx.GraphModule):
+        return any(_node_draws(node) for node in module.graph.nodes)
+    if not module.training:
+        return False
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU) or _source_draws(module)
+
+
+def _source_draws(module: nn.Module) -> bool:
+    """Whether the forward of a user's own module mentions a function that draws."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or type(module).__module__.startswith("torch."):
+        return False
+    mentioned = set(code.co_names) - set(module._modules) - set(vars(module))  # self.dropout is judged as a child
+    return bool(mentioned & _DRAWS) or any("dropout_p" in c for c in code.co_consts if isinstance(c, tuple))
+
+
+def _node_draws(node: fx.Node) -> bool:
+    name = _called(node)
+    given = _arguments(node)
+    if name == "scaled_dot_product_attention":
+        return bool(given.get("dropout_p", 0) != 0)
+    return name in _DRAWS and given.get("training") is not False and given.get("p") != 0
+
+
+def _graph_writes(module: nn.Module) -> bool:
+    if not isinstance(module, fx.GraphModule):
+        return False
+    return any(node.kwargs.get("inplace") or _called(node).endswith("_") for node in module.graph.nodes)
+
+
+def _called(node: fx.Node) -> str:
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", ""))
+    return str(node.target) if node.op == "call_method" else ""
+
+
+def _arguments(node: fx.Node) -> Mapping[str, Any]:
+    """What a function is called with, by name where it has a signature to ask."""
+    if node.op != "call_function" or not callable(node.target):
+        return node.kwargs
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return node.kwargs
+    bound.apply_defaults()
+    return bound.arguments

@@ -1,0 +1,81 @@
+"""Units: the pieces of a model between which it can be cut.
+
+A model says what its units are in one of three ways: by a `units()` method, by being an `nn.Sequential` (every child is
+a unit), or, failing both, by its traced graph.
+"""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from cutlayer.errors import CutError
+from cutlayer.tracing import traced
+
+
+class Unit(NamedTuple):
+    """A piece of a model: called with the value that flows, its tensors named as in the whole model."""
+
+    name: str
+    module: nn.Module
+
+
+class Chain(nn.Module):
+    """Sub-modules of a model, run one after another and named as they are in that model."""
+
+    def __init__(self, root: nn.Module, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self._steps = tuple(root.get_submodule(path) for path in paths)  # a plain tuple registers nothing twice
+        for path, step in zip(paths, self._steps, strict=True):
+            *parents, name = path.split(".")
+            container: nn.Module = self
+            for parent in parents:
+                if parent not in container._modules:
+                    container.add_module(parent, nn.Module())
+                container = container.get_submodule(parent)
+            container.add_module(name, step)
+
+    def forward(self, x: Any) -> Any:
+        for step in self._steps:
+            x = step(x)
+        return x
+
+
+def units_of(model: nn.Module) -> tuple[Unit, ...]:
+    """The units of a model, in the order in which they run."""
+    if callable(getattr(model, "units", None)):
+        return _declared(model)
+    if type(model).forward is nn.Sequential.forward:
+        return tuple(Unit(name, Chain(model, (name,))) for name, _ in model.named_children())
+    return tuple(Unit(name, module) for name, module in traced(model))
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of a model without values: its parameters and buffers have shapes but no memory."""
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise CutError(f"{name!r} has no shape yet (a lazy module): run one batch through the model, then cut it.")
+        empty = torch.empty_like(parameter.detach(), device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer.detach(), device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def _declared(model: nn.Module) -> tuple[Unit, ...]:
+    """The units that a model's own `units()` lists, as (name, qualified names of sub-modules)."""
+    listed: tuple[tuple[str, tuple[str, ...]], ...] = tuple(model.units())  # type: ignore[operator]
+    kind, modules = type(model).__name__, dict(model.named_modules())
+    for name, paths in listed:
+        for path in paths:
+            if path not in modules:
+                raise CutError(f"unit {name!r} of {kind} names the sub-module {path!r}, which the model does not have.")
+    units = tuple(Unit(name, Chain(model, paths)) for name, paths in listed)
+    covered = {id(p) for unit in units for p in unit.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in covered:
+            raise CutError(f"{name!r} is in none of the units of {kind}: add its sub-module to one in units().")
+    return units

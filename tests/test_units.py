@@ -1,0 +1,168 @@
+"""Where a model can be cut, and what is said where it cannot."""
+
+import pytest
+import torch.nn.functional as F
+from split_models import Functional, Residual, sequence
+from torch import Tensor, nn
+
+from cutlayer.errors import CutError, UnknownNameError
+from cutlayer.models import build, cnn, mlp, resnet18, resnet_tiny
+from cutlayer.split import Split
+from cutlayer.units import units_of
+
+
+def test_units_of_the_zoo() -> None:
+    assert Split(mlp(), 1).units == ("fc1", "fc2", "head")
+    assert Split(cnn(), 1).units == ("conv1", "conv2", "fc1", "head")
+    assert Split(resnet_tiny(), 1).units == ("stem", "layer1.0", "layer2.0", "layer3.0", "head")
+    blocks = [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
+    assert Split(resnet18(width=2), 1).units == ("stem", *blocks, "head")
+
+
+def test_tracing_finds_the_cuts_where_one_tensor_is_alive() -> None:
+    split = Split(Residual(), 0)
+    assert split.units == ("fc1", "act", "add", "act_1", "tanh", "mul", "view", "fc2")  # none between act and add
+    client, server = split.with_cut("act_1").initial()
+    names = ["fc1.weight", "fc1.bias", "block.inner.weight", "block.inner.bias", "block.norm.weight", "block.norm.bias"]
+    assert sorted(client.params) == sorted(names)
+    assert sorted(server.params) == ["fc2.bias", "fc2.weight", "scale"]
+
+
+def test_units_keep_the_names_of_the_whole_model() -> None:
+    for model in (resnet_tiny(), Residual(), sequence()):
+        named = [name for unit in units_of(model) for name, _ in unit.module.named_parameters()]
+        assert sorted(named) == sorted(dict(model.named_parameters()))
+
+
+def test_random_is_true_only_where_something_draws() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.1, self.training)
+
+    class Quiet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout(x)
+
+    def random(*modules: nn.Module) -> bool:
+        return Split(nn.Sequential(*modules), 0).random
+
+    assert random(nn.Dropout2d(0.1)) and random(nn.RReLU()) and random(Own()) and Split(Functional(), 0).random
+    assert random(nn.MultiheadAttention(4, 2, dropout=0.1)) and random(nn.LSTM(2, 2, 2, dropout=0.1))
+    assert not random(nn.Dropout(0.0)) and not random(nn.Dropout(0.1).eval()) and not random(Quiet())
+    assert (
+        not random(Own().eval())
+        and not Split(Functional().eval(), 0).random
+        and not random(nn.MultiheadAttention(4, 2))
+    )
+
+
+RESNET = (
+    "1 'stem', 2 'layer1.0', 3 'layer1.1', 4 'layer2.0', 5 'layer2.1', 6 'layer3.0', 7 'layer3.1', 8 'layer4.0', "
+    "9 'layer4.1', 10 'head'."
+)
+
+
+@pytest.mark.parametrize(
+    ("cut", "head", "message"),
+    [
+        (12, None, f"cut 12 is out of range: ResNet has 10 units, so cuts go from 0 to 10: {RESNET}"),
+        (-1, None, f"cut -1 is out of range: ResNet has 10 units, so cuts go from 0 to 10: {RESNET}"),
+        ("layer1.2", None, f"ResNet has no unit 'layer1.2' to cut after; did you mean 'layer1.1'? It has {RESNET}"),
+        ("?", None, f"ResNet has no unit '?' to cut after. It has {RESNET}"),
+        (
+            8,
+            3,
+            "head 3 is out of range: above cut 8 of ResNet, heads start from 8 to 10: 8 'layer4.1', 9 'head'.",
+        ),
+        (
+            "layer4.0",
+            "stem",
+            "head 0 is out of range: above cut 8 of ResNet, heads start from 8 to 10: 8 'layer4.1', 9 'head'.",
+        ),
+        (
+            8,
+            "heat",
+            "ResNet has no unit 'heat' to start the head; did you mean 'head'? It may be 8 'layer4.1', 9 'head'.",
+        ),
+    ],
+)
+def test_a_wrong_cut_lists_the_right_ones(cut: int | str, head: int | str | None, message: str) -> None:
+    with pytest.raises(CutError) as error:
+        Split(resnet18(width=2), cut, head=head)
+    assert str(error.value) == message
+
+
+def test_a_name_and_a_number_mean_the_same_cut() -> None:
+    split = Split(resnet18(width=2), "layer2.1", head="head")
+    assert (split.cut, split.head, split.num_units) == (5, 9, 10)
+    assert split.with_cut("stem").cut == 1 and split.with_cut("stem").head is None
+
+
+def test_a_model_that_cannot_be_traced_is_refused_with_the_reason() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CutError) as error:
+        Split(Branching(), 0)
+    assert str(error.value) == (
+        "Branching cannot be cut because its forward cannot be traced (TraceError: symbolically traced variables "
+        "cannot be used as inputs to control flow). Write it as nn.Sequential or give it a units() method."
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ([("a", ("fc",))], "'out.weight' is in none of the units of Listed: add its sub-module to one in units()."),
+        (
+            [("a", ("fc", "gone"))],
+            "unit 'a' of Listed names the sub-module 'gone', which the model does not have.",
+        ),
+    ],
+)
+def test_declared_units_are_checked(listed: list[tuple[str, tuple[str, ...]]], message: str) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.out = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def units(self) -> list[tuple[str, tuple[str, ...]]]:
+            return listed
+
+    with pytest.raises(CutError) as error:
+        Split(Listed(), 0)
+    assert str(error.value) == message
+
+
+def test_a_lazy_module_is_refused() -> None:
+    with pytest.raises(CutError) as error:
+        Split(nn.Sequential(nn.LazyLinear(2)), 0)
+    assert str(error.value) == (
+        "'0.weight' has no shape yet (a lazy module): run one batch through the model, then cut it."
+    )
+
+
+def test_the_zoo_refuses_unknown_names() -> None:
+    with pytest.raises(UnknownNameError) as error:
+        build("resnet19")
+    assert str(error.value) == "unknown model 'resnet19'; did you mean 'resnet18' or 'resnet_tiny'?"
+    with pytest.raises(UnknownNameError) as error:
+        build("cnn", widht=3)
+    assert str(error.value) == "unknown option 'widht' in model 'cnn'; did you mean 'width'?"
+    with pytest.raises(UnknownNameError) as error:
+        build("cnn", norm="layer")
+    assert str(error.value) == "unknown norm 'layer'; known: batch, group, none."
+    with pytest.raises(UnknownNameError) as error:
+        build("resnet18", stem="5x5")
+    assert str(error.value) == "unknown stem '5x5'; known: 3x3, imagenet."
+
+
+def test_a_convolution_before_batch_norm_has_no_bias() -> None:
+    biases = [name for name, _ in build("cnn", norm="batch").named_parameters() if name.endswith("0.bias")]
+    assert biases == []
+    assert "conv1.0.bias" in dict(build("cnn").named_parameters())
