@@ -1,0 +1,303 @@
+"""Optimisers as pure functions over a `Part` and its `Grads`, so that they work on stacked and on remote parts alike.
+
+An optimiser is a learning-rate schedule, rules that change the gradients, and one rule that updates a value:
+
+    sgd(0.1, momentum=0.9, weight_decay=5e-4, clip=1.0)
+    adamw(warmup(cosine(1e-3, rounds=200), rounds=10))
+
+The numbers are those of torch.optim, in its order of operations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer import registry, tree
+from cutlayer.checks import check, check_decay, check_positive, is_number
+from cutlayer.errors import ConfigError
+from cutlayer.schedules import SCHEDULES, Schedule, constant
+from cutlayer.state import Grads, Model, Part, Progress, Tensors
+
+Scope = Literal["part", "joint"]
+Moments = Sequence[Tensor]
+Updated = tuple[Tensor, Moments]
+
+
+class Transform(Protocol):
+    """What a method asks of an optimiser."""
+
+    @property
+    def joint_norm(self) -> bool:
+        """Whether `step` needs the joint squared norm in `grads.norm2`."""
+
+    def begin(self, model: Model, round: int) -> Part:
+        """A part with fresh moments and the learning rate of this round."""
+
+    def resume(self, part: Part, round: int) -> Part:
+        """The part with its moments and count kept, at the learning rate of this round."""
+
+    def restart(self, part: Part, model: Model) -> Part:
+        """The part with new values and fresh moments, in the same round."""
+
+    def step(self, part: Part, grads: Grads) -> Part:
+        """The part after one update; it stands still from its first gradient on that is not finite."""
+
+
+class GradientRule(Protocol):
+    """Changes the gradients before the update."""
+
+    @property
+    def joint(self) -> bool:
+        """Whether the rule reads `grads.norm2`."""
+
+    def __call__(self, part: Part, grads: Grads) -> Grads: ...
+
+
+class UpdateRule(Protocol):
+    """Moves one value along its gradient."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments that the rule keeps for each value."""
+
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+        """The new value and moments in step `count`, which starts at 1."""
+
+
+def squared_norm(gradients: Tensors) -> Tensor:
+    """The squared L2 norm over all gradients, in at least single precision."""
+    if not gradients:
+        return torch.zeros(())
+    norms = [torch.linalg.vector_norm(g, dtype=_accumulator(g.dtype)) for g in gradients.values()]
+    return torch.stack(norms).square().sum()
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class WeightDecay:
+    """Coupled weight decay: the value itself, times the rate, joins its gradient."""
+
+    rate: float
+
+    joint = False
+
+    def __post_init__(self) -> None:
+        check_decay(self.rate)
+
+    def __call__(self, part: Part, grads: Grads) -> Grads:
+        decayed = {name: torch.add(g, part.params[name], alpha=self.rate) for name, g in grads.params.items()}
+        return grads._replace(params=decayed)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Scales the gradients down to a largest L2 norm, over this part or jointly over all parts of the model."""
+
+    max_norm: float
+    scope: Scope = "part"
+
+    def __post_init__(self) -> None:
+        check_positive("clip", self.max_norm)
+        check(self.scope in ("part", "joint"), "clip_scope", self.scope, "'part' or 'joint'")
+
+    @property
+    def joint(self) -> bool:
+        return self.scope == "joint"
+
+    def __call__(self, part: Part, grads: Grads) -> Grads:
+        norm2 = grads.norm2 if self.joint else squared_norm(grads.params)
+        if norm2 is None:
+            raise ConfigError(
+                "clip_scope='joint' got no joint gradient norm: this method does not share one across the cut; "
+                "use clip_scope='part'."
+            )
+        factor = torch.clamp(self.max_norm / (norm2.sqrt() + 1e-6), max=1.0)
+        return grads._replace(params={name: g * factor.to(g.dtype) for name, g in grads.params.items()})
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Gradient descent with heavy-ball or Nesterov momentum, as PyTorch writes them; beta 0 keeps no moment."""
+
+    beta: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check(is_number(self.beta) and 0 <= self.beta < 1, "momentum", self.beta, "a number from 0 up to below 1")
+        if self.nesterov and self.beta == 0:
+            raise ConfigError("nesterov=True needs a momentum above 0, got 0; set momentum, for example to 0.9.")
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return ("momentum",) if self.beta else ()
+
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+        if not self.beta:
+            return torch.add(value, gradient, alpha=-lr), ()
+        momentum = torch.add(gradient, moments[0], alpha=self.beta)
+        direction = torch.add(gradient, momentum, alpha=self.beta) if self.nesterov else momentum
+        return torch.add(value, direction, alpha=-lr), (momentum,)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    moments = ("first", "second")
+
+    def __post_init__(self) -> None:
+        fits = len(self.betas) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)
+        check(fits, "betas", self.betas, "two numbers from 0 up to below 1")
+        check_positive("eps", self.eps)
+
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+        beta1, beta2 = self.betas
+        first = torch.lerp(moments[0], gradient, 1 - beta1)
+        second = torch.addcmul(moments[1] * beta2, gradient, gradient, value=1 - beta2)
+        denominator = second.sqrt() / (1 - beta2**count) ** 0.5 + self.eps
+        return torch.addcdiv(value, first, denominator, value=-lr / (1 - beta1**count)), (first, second)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay: the value shrinks by itself, apart from the moments."""
+
+    adam: Adam = Adam()
+    weight_decay: float = 0.01
+
+    moments = Adam.moments
+
+    def __post_init__(self) -> None:
+        check_decay(self.weight_decay)
+
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+        return self.adam(value * (1 - lr * self.weight_decay), gradient, moments, lr, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimiser:
+    """The one `Transform` of this package, composed of pieces."""
+
+    lr: Schedule
+    before: tuple[GradientRule, ...] = ()
+    rule: UpdateRule
+
+    @property
+    def joint_norm(self) -> bool:
+        return any(rule.joint for rule in self.before)
+
+    def begin(self, model: Model, round: int) -> Part:
+        return Part(*model, self._fresh_moments(model), count=0, lr=self.lr(round), progress=_no_progress(model))
+
+    def resume(self, part: Part, round: int) -> Part:
+        return part._replace(lr=self.lr(round), progress=_no_progress(part.model))
+
+    def restart(self, part: Part, model: Model) -> Part:
+        return Part(*model, self._fresh_moments(model), count=0, lr=part.lr, progress=part.progress)
+
+    def step(self, part: Part, grads: Grads) -> Part:
+        ok = _still_finite(part.progress.ok, grads)
+        for change in self.before:
+            grads = change(part, grads)
+        params, count = dict(part.params), part.count + 1
+        kept = [part.moments[kind] for kind in self.rule.moments]
+        moments = [dict(of_kind) for of_kind in kept]
+        for name, gradient in grads.params.items():
+            old = part.params[name]
+            old_moments = [of_kind[name] for of_kind in kept]
+            new, new_moments = self.rule(old, gradient, old_moments, part.lr, count)
+            params[name] = torch.where(ok, new, old)
+            for of_kind, a, b in zip(moments, new_moments, old_moments, strict=True):
+                of_kind[name] = torch.where(ok, a, b)
+        buffers = {**part.buffers, **tree.where(ok, grads.buffers, part.buffers)}
+        by_kind = {**part.moments, **dict(zip(self.rule.moments, moments, strict=True))}
+        return Part(params, part.frozen, buffers, by_kind, count, part.lr, _advance(part.progress, ok, grads.loss))
+
+    def _fresh_moments(self, model: Model) -> dict[str, Tensors]:
+        return {kind: {k: torch.zeros_like(v) for k, v in model.params.items()} for kind in self.rule.moments}
+
+
+def _still_finite(ok: Tensor, grads: Grads) -> Tensor:
+    """`ok` where these gradients, and the joint norm if there is one, are finite as well."""
+    if grads.params:
+        ok = ok & torch.isfinite(squared_norm(grads.params))
+    return ok if grads.norm2 is None else ok & torch.isfinite(grads.norm2)
+
+
+def _no_progress(model: Model) -> Progress:
+    like = next((t for t in tree.tensors(model) if t.is_floating_point()), torch.zeros(()))
+    zero = torch.zeros((), dtype=_accumulator(like.dtype), device=like.device)
+    return Progress(loss=zero, steps=zero.long(), ok=zero == 0)
+
+
+def _advance(progress: Progress, ok: Tensor, loss: Tensor | None) -> Progress:
+    total = progress.loss
+    if loss is not None:
+        total = torch.where(ok, total + loss.to(total.dtype), total)
+    return Progress(total, progress.steps + ok, ok)
+
+
+def sgd(
+    lr: float | Schedule,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    clip_scope: Scope = "part",
+) -> Optimiser:
+    """Stochastic gradient descent."""
+    return _compose(lr, Momentum(momentum, nesterov), clip, clip_scope, weight_decay)
+
+
+def adam(
+    lr: float | Schedule,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    clip_scope: Scope = "part",
+) -> Optimiser:
+    """Adam, with coupled weight decay."""
+    return _compose(lr, Adam(betas, eps), clip, clip_scope, weight_decay)
+
+
+def adamw(
+    lr: float | Schedule,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    clip: float | None = None,
+    clip_scope: Scope = "part",
+) -> Optimiser:
+    """Adam, with decoupled weight decay."""
+    return _compose(lr, AdamW(Adam(betas, eps), weight_decay), clip, clip_scope)
+
+
+OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+def build(name: str, **options: Any) -> Optimiser:
+    """The optimiser of this name with these options; lr may be a table that names a schedule."""
+    lr = options.get("lr")
+    if isinstance(lr, Mapping):
+        rest = {k: v for k, v in lr.items() if k != "schedule"}
+        options["lr"] = registry.make("schedule", SCHEDULES, str(lr.get("schedule", "constant")), rest)
+    return registry.make("optimiser", OPTIMISERS, name, options)
+
+
+def _compose(
+    lr: float | Schedule, rule: UpdateRule, clip: float | None, scope: Scope, weight_decay: float = 0.0
+) -> Optimiser:
+    """Clipping sees the gradients as they came, before weight decay, as with clip_grad_norm_ and torch.optim."""
+    clipping = () if clip is None else (Clip(clip, scope),)
+    decay = () if weight_decay == 0 else (WeightDecay(weight_decay),)
+    return Optimiser(lr=lr if callable(lr) else constant(lr), before=(*clipping, *decay), rule=rule)
