@@ -1,0 +1,1 @@
+"""Engines: where a method runs. Each gives the loop engine's numbers, to rounding."""

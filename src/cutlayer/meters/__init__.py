@@ -1,0 +1,1 @@
+"""Meters watch the verbs; methods never mention them."""

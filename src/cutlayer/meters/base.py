@@ -1,0 +1,25 @@
+"""What a meter is told."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from cutlayer.kinds import Kind, Place
+from cutlayer.values import Held, PerClient
+
+Direction = Literal["up", "down"]
+
+
+class Meter(Protocol):
+    """Told of every crossing, once it is allowed."""
+
+    def stepped(self, sizes: Mapping[int, int]) -> None:
+        """These clients begin a step, each with so many samples."""
+
+    def crossed(self, kind: Kind, direction: Direction, value: PerClient) -> None:
+        """A value of each client in it went up to, or down from, the kind's home."""
+
+    def waited(self, ids: tuple[int, ...]) -> None:
+        """A server waited for these clients: one round trip each."""
+
+    def sent(self, kind: Kind, origin: Place, to: Place, value: Held) -> None:
+        """An aggregate went from one server to the other."""

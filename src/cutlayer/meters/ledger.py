@@ -1,0 +1,65 @@
+"""The ledger: bytes by kind, direction and client, and round trips, from the sizes of what crosses."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cutlayer import tree
+from cutlayer.kinds import Kind, Place
+from cutlayer.meters.base import Direction
+from cutlayer.state import Model
+from cutlayer.tree import Tree
+from cutlayer.values import Held, PerClient
+
+
+class Ledger:
+    """Counts everything that crosses, the same on every engine.
+
+    A model counts as its parameters: running statistics are left out, as the papers do, unless `count_buffers`.
+    """
+
+    def __init__(self, *, count_buffers: bool = False) -> None:
+        self.count_buffers = count_buffers
+        self.totals: Counter[str] = Counter()  # "up_activations" -> bytes
+        self.per_client: dict[int, Counter[str]] = {}
+        self.trips: Counter[int] = Counter()
+        self.samples = 0  # processed by all clients
+
+    def stepped(self, sizes: Mapping[int, int]) -> None:
+        self.samples += sum(sizes.values())
+
+    def crossed(self, kind: Kind, direction: Direction, value: PerClient) -> None:
+        name = f"{direction}_{kind.name}"
+        for block in value.blocks:
+            size = self.size(block.tree) // (len(block.ids) if block.stacked else 1)
+            self.totals[name] += size * len(block.ids)
+            for j in block.ids:
+                self.per_client.setdefault(j, Counter())[name] += size
+
+    def waited(self, ids: tuple[int, ...]) -> None:
+        for j in ids:
+            self.trips[j] += 1
+
+    def sent(self, kind: Kind, origin: Place, to: Place, value: Held) -> None:
+        self.totals[f"inter_server_{kind.name}"] += self.size(value.tree)
+
+    def content(self) -> dict[str, Any]:
+        """All counts, for a checkpoint."""
+        return {
+            "totals": dict(self.totals),
+            "per_client": {str(j): dict(c) for j, c in self.per_client.items()},
+            "trips": {str(j): n for j, n in self.trips.items()},
+            "samples": self.samples,
+        }
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Go on from these counts."""
+        self.totals = Counter(content["totals"])
+        self.per_client = {int(j): Counter(c) for j, c in content["per_client"].items()}
+        self.trips = Counter({int(j): n for j, n in content["trips"].items()})
+        self.samples = content["samples"]
+
+    def size(self, value: Tree) -> int:
+        if isinstance(value, Model) and not self.count_buffers:
+            return tree.num_bytes((value.params, value.frozen))
+        return tree.num_bytes(value)

@@ -1,0 +1,229 @@
+"""Three places and the verbs between them: everything a method can say.
+
+Values live at the **clients** (data, lower layers), at the training **server** (activations, labels, upper layers) or
+at the **fed** server (keeps and averages client-side models). `do` computes at the clients, `down` sends to them, and
+`up` brings values from them; `up` is the only statement that waits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer import keys
+from cutlayer.batches import Walk
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.base import Engine
+from cutlayer.errors import LawError
+from cutlayer.kinds import SETTINGS, Kind, Parcel, Place
+from cutlayer.meters.base import Meter
+from cutlayer.program import Program
+from cutlayer.values import Held, PerClient, common, shared, unzipped
+
+Weights = Mapping[int, float]
+Scalar = (int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a round runs in: the engine, the clients' program and data, and the meters that watch the verbs."""
+
+    engine: Engine
+    program: Program
+    data: Arrays
+    walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that a method regulates -> this round's batches
+    sizes: Weights  # samples of each client of the round
+    key: int  # of this round
+    meters: tuple[Meter, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One mini-batch of every client that still has one."""
+
+    everyone: "Clients"  # the clients of the round
+    active: "Clients"  # those that take this step
+    staying: "Clients"  # those of them that have another one
+    idle: Tensor  # for each client of the round: steps since its last one, 0 while it is active
+    sizes: Mapping[int, int]  # samples in each active client's batch
+    x: PerClient
+    y: PerClient
+    key: PerClient  # randomness of this step, known at every place
+    number: int
+    ends_epoch: bool  # with a barrier per epoch: everyone has finished this one
+
+
+class Clients:
+    """The only door to the clients."""
+
+    def __init__(self, world: World, ids: tuple[int, ...]) -> None:
+        self._world, self.ids = world, ids
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Each client's number of samples."""
+        return {j: self._world.sizes[j] for j in self.ids}
+
+    @property
+    def key(self) -> int:
+        """The key of this round."""
+        return self._world.key
+
+    def only(self, ids: tuple[int, ...]) -> "Clients":
+        return self if ids == self.ids else Clients(self._world, ids)
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def steps(self, *, barrier: bool = False, sizes: Mapping[int, int] | None = None) -> Iterator[Step]:
+        """The mini-batches of a round; with a barrier, nobody starts an epoch before all have ended the last."""
+        walk = self._world.walk(sizes or {})
+        done = dict.fromkeys(self.ids, 0)
+        last = dict.fromkeys(self.ids, -1)
+        number = 0
+        for stretch in self._stretches(walk, barrier):
+            left = dict(stretch)
+            while active := tuple(j for j in self.ids if left[j]):
+                for j in active:
+                    left[j] -= 1
+                    last[j] = number
+                yield self._step(walk, active, left, last, done, number, ends_epoch=barrier and not any(left.values()))
+                for j in active:
+                    done[j] += 1
+                number += 1
+
+    def _stretches(self, walk: Walk, barrier: bool) -> list[dict[int, int]]:
+        """Steps of each client between barriers; a client without a batch takes none."""
+        total = {j: walk.per_round(j) for j in self.ids}
+        if not barrier:
+            return [total]
+        epoch = {j: walk.per_epoch(j) for j in self.ids}
+        longest = max((-(-total[j] // epoch[j]) for j in self.ids if epoch[j]), default=0)
+        return [{j: min(epoch[j], max(0, total[j] - e * epoch[j])) for j in self.ids} for e in range(longest)]
+
+    def _step(
+        self,
+        walk: Walk,
+        active: tuple[int, ...],
+        left: Mapping[int, int],
+        last: Mapping[int, int],
+        done: Mapping[int, int],
+        number: int,
+        ends_epoch: bool,
+    ) -> Step:
+        world = self._world
+        samples = {j: walk.samples(j, done[j]) for j in active}
+        sizes = {j: len(i) for j, i in samples.items()}
+        for meter in world.meters:
+            meter.stepped(sizes)
+        x, y = world.engine.load(world.data, samples)
+        return Step(
+            everyone=self,
+            active=self.only(active),
+            staying=self.only(tuple(j for j in active if left[j])),
+            idle=torch.tensor([number - last[j] for j in self.ids], dtype=torch.float64),
+            sizes=sizes,
+            x=x,
+            y=y,
+            key=world.engine.keys({j: keys.fold(world.key, "step", number, j) for j in active}),
+            number=number,
+            ends_epoch=ends_epoch,
+        )
+
+    # -- the verbs ----------------------------------------------------------------------------------------------
+
+    def do(self, fn: Callable[..., Any] | PerClient, *values: PerClient) -> Any:
+        """Run a function that the method declares, or a pullback, at the clients."""
+        self._check_arguments(fn, values)
+        if isinstance(fn, PerClient):
+            ids = common((fn, *values), self.ids)
+            pulled = self._world.engine.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
+            return _kept(PerClient("clients", pulled, ids))
+        return unzipped(self._run(self._world.engine.call, fn, values))
+
+    def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
+        """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
+        self._check_arguments(fn, (part, *values))
+        out, pull = unzipped(self._run(self._world.engine.vjp, fn, (part, *values), cut=None))
+        return out, _kept(pull)
+
+    def grad(self, fn: Callable[..., Any], part: PerClient, *values: PerClient, cut: int | None = None) -> PerClient:
+        """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
+        self._check_arguments(fn, (part, *values))
+        return self._run(self._world.engine.grad, fn, (part, *values), cut=cut)
+
+    def down(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
+        """Send a value from the kind's home to these clients: one for all, or each client's own."""
+        sent = self._addressed(kind, value)
+        for meter in self._world.meters:
+            meter.crossed(kind, "down", sent)
+        return PerClient("clients", sent.blocks, sent.ids)
+
+    def up(self, *parcels: Parcel) -> Any:
+        """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
+        home = self._home(parcels)
+        ids = common([p.value for p in parcels], self.ids)
+        brought = [PerClient(home, self._released(kind, value[self.only(ids)]), ids) for kind, value in parcels]
+        for meter in self._world.meters:
+            for (kind, _), value in zip(parcels, brought, strict=True):
+                meter.crossed(kind, "up", value)
+            meter.waited(ids)
+        return brought[0] if len(brought) == 1 else tuple(brought)
+
+    # -- the laws -----------------------------------------------------------------------------------------------
+
+    def _run(
+        self, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
+    ) -> PerClient:
+        gives = self._world.program.gives(fn)
+        ids = common(values, self.ids)
+        blocks = engine_verb(fn, values, ids, **options)
+        return PerClient("clients", [b._replace(gives=gives) for b in blocks], ids)
+
+    def _check_arguments(self, fn: Any, values: tuple[Any, ...]) -> None:
+        name = "a pullback" if isinstance(fn, PerClient) else self._world.program.address(fn)
+        if isinstance(fn, PerClient) and fn.place != "clients":
+            raise LawError(f"this pullback is at the {fn.place}; clients run only their own")
+        for k, value in enumerate(values):
+            if not isinstance(value, PerClient):
+                raise LawError(
+                    f"argument {k + 1} of {name} is a plain {type(value).__name__}, which would reach the clients "
+                    f"uncounted; send it with `down` and pass what that returns"
+                )
+            if value.place not in ("clients", "anywhere"):
+                raise LawError(f"argument {k + 1} of {name} is at the {value.place}; send it with `down` first")
+
+    def _addressed(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
+        if isinstance(value, Scalar):
+            if kind is not SETTINGS:
+                raise LawError(f"a plain number travels as {SETTINGS.name}, not as {kind.name}")
+            return shared("clients", self.ids, value)
+        if kind.home is not None and value.place != kind.home:
+            raise LawError(
+                f"what goes down as {kind.name} is at the {kind.home}, but this value is at the {value.place}"
+            )
+        return value[self] if isinstance(value, PerClient) else shared(value.place, self.ids, value.tree)
+
+    def _home(self, parcels: tuple[Parcel, ...]) -> Place:
+        homes: set[Place] = set()
+        for kind, value in parcels:
+            if kind.home is None:
+                raise LawError(f"nothing goes up as {kind.name}: it has no home at either server")
+            if value.place != "clients":
+                raise LawError(f"what goes up as {kind.name} is at the clients, but this value is at the {value.place}")
+            homes.add(kind.home)
+        if len(homes) != 1:
+            names = ", ".join(p.kind.name for p in parcels)
+            raise LawError(f"one `up` goes to one server, but {names} belong to {' and '.join(sorted(homes))}")
+        return homes.pop()
+
+    def _released(self, kind: Kind, value: PerClient) -> list[Any]:
+        for block in value.blocks:
+            self._world.program.release(kind, block.gives, block.ids[0])
+        return _kept(value).blocks
+
+
+def _kept(value: PerClient) -> PerClient:
+    """The value without leave to be sent up: pullbacks and what they give, whatever the function itself may give."""
+    return PerClient(value.place, [b._replace(gives=None) for b in value.blocks], value.ids)

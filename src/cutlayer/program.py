@@ -1,0 +1,82 @@
+"""The client's side of the laws: which functions it runs, and what it lets out.
+
+Every client holds its own copy of the method. It runs only functions that this copy declares with `@at_client`, by
+name, and sends up only what such a function made as that kind. Nothing a server asks for can change either.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from cutlayer.errors import LawError
+from cutlayer.kinds import Kind
+from cutlayer.values import Gives
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def at_client(*, gives: Gives = None) -> Callable[[F], F]:
+    """Mark a pure method that a client may be asked to run, with what it may send of the result.
+
+    `gives` is a kind for the whole result, or the kinds of those fields of it that may leave; nothing by default.
+    """
+
+    def mark(fn: F) -> F:
+        fn.__dict__["at_client"] = True
+        fn.__dict__["gives"] = gives
+        return fn
+
+    return mark
+
+
+class Program:
+    """The functions that a method declares for its clients, by address."""
+
+    def __init__(self, method: Any) -> None:
+        self.name = type(method).__name__
+        self.functions = dict(_declared(method, ""))
+        # A bound method compares by the identity of its object: another copy's function is not this client's.
+        self._addresses = {fn: address for address, fn in self.functions.items()}
+
+    def address(self, fn: Callable[..., Any]) -> str:
+        """The name under which a client finds fn, or a refusal with the reason."""
+        address = self._addresses.get(fn)
+        if address is not None:
+            return address
+        name = getattr(fn, "__qualname__", repr(fn))
+        if "<lambda>" in name or "<locals>" in name:
+            raise LawError(
+                f"{name} has no name that a client could find: write it as a method marked @at_client "
+                f"on {self.name} or on one of its pieces"
+            )
+        if not getattr(fn, "at_client", False):
+            raise LawError(f"{name} is not marked @at_client, so no client runs it; mark it and say what it gives")
+        raise LawError(f"{name} is not declared by {self.name}, so its clients refuse to run it")
+
+    def gives(self, fn: Callable[..., Any]) -> Gives:
+        self.address(fn)
+        gives: Gives = fn.gives  # type: ignore[attr-defined]
+        return gives
+
+    def release(self, kind: Kind, gives: Gives, client: int) -> None:
+        """The client's own check of what leaves it."""
+        if gives != kind:
+            made = gives.name if isinstance(gives, Kind) else "nothing that may leave whole"
+            raise LawError(
+                f"client {client} refuses to send {kind.name}: the value was not made by a function of {self.name} "
+                f"that gives {kind.name} (it gives {made})"
+            )
+
+
+def _declared(owner: Any, prefix: str) -> list[tuple[str, Callable[..., Any]]]:
+    """The marked methods of a method and, by field name, of its pieces."""
+    found = [
+        (prefix + name, getattr(owner, name))
+        for name, fn in vars(type(owner)).items()
+        if getattr(fn, "at_client", False)
+    ]
+    for field in fields(owner) if is_dataclass(owner) else ():
+        piece = getattr(owner, field.name)
+        if is_dataclass(piece):
+            found += _declared(piece, f"{prefix}{field.name}.")
+    return found

@@ -1,0 +1,173 @@
+"""The two servers. The training server computes; the fed server only keeps and averages."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cutlayer import calculus, tree
+from cutlayer.engines.base import Engine
+from cutlayer.errors import LawError
+from cutlayer.kinds import SYNC, Kind, Place
+from cutlayer.meters.base import Meter
+from cutlayer.tree import Tree
+from cutlayer.values import Block, Held, PerClient, Who, common, shared, unzipped
+
+Weights = Mapping[int, float]
+
+
+class Keeper:
+    """What both servers can do: hold values, compute on them, and combine rows."""
+
+    place: Place
+
+    def __init__(self, engine: Engine, meters: tuple[Meter, ...] = ()) -> None:
+        self._engine, self._meters = engine, meters
+
+    def hold(self, value: Tree) -> Held:
+        """Put a value here that belongs to no client, such as an initial model."""
+        return Held(self.place, value)
+
+    def pick(self, rows: PerClient, j: int) -> Held:
+        """One client's row as a value of this server, which it never leaves for the other."""
+        return Held(self.place, self._own(rows).row(j), single=True)
+
+    def do(self, fn: Callable[..., Any] | Held, *values: Held | float) -> Any:
+        """Run fn, or a pullback that is held here, once."""
+        run = self._own(fn).tree if isinstance(fn, Held) else fn
+        out = run(*(self._one(v) for v in values))
+        single = any(isinstance(v, Held) and v.single for v in values)
+        made = [Held(self.place, o, single) for o in (out if type(out) is tuple else (out,))]
+        return tuple(made) if type(out) is tuple else made[0]
+
+    def mean(self, rows: PerClient, weights: Weights | None = None) -> Held:
+        """The weighted mean; integers (counters of BatchNorm) by maximum."""
+        chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
+        total = sum(chosen.values())
+        if not total > 0:
+            raise LawError("a mean over no clients; a round without clients must be skipped")
+        return self.sum(rows, {j: w / total for j, w in chosen.items()})
+
+    def sum(self, rows: PerClient, weights: Weights | None = None) -> Held:
+        """The weighted sum over the rows; integers by maximum."""
+        chosen = dict.fromkeys(rows.ids, 1.0) if weights is None else weights
+        return self.hold(weighted_sum(self._own(rows), chosen))
+
+    def send(self, kind: Kind, value: Held, to: "Keeper") -> Held:
+        """Hand an aggregate to the other server; single clients' values never go this way."""
+        if kind is not SYNC or not isinstance(value, Held) or value.single:
+            what = kind.name if kind is not SYNC else "single clients' values"
+            raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
+        own = self._own(value)
+        for meter in self._meters:
+            meter.sent(kind, self.place, to.place, own)
+        return to.hold(own.tree)
+
+    def _one(self, value: Held | float) -> Any:
+        """The value itself, of one that is held here or of a plain number."""
+        if isinstance(value, PerClient):
+            self._own(value)
+            raise LawError(
+                "`do` computes on one value, but this is a row for each client; use `each`, `mean`, `sum` or `concat`"
+            )
+        return self._own(value).tree if isinstance(value, Held) else value
+
+    def _own(self, value: Any) -> Any:
+        if value.place not in (self.place, "anywhere"):
+            raise LawError(f"the {self.place} place was given a value that is at the {value.place}")
+        return value
+
+
+class Fed(Keeper):
+    """The fed server: keeps and averages client-side models."""
+
+    place: Place = "fed"
+
+
+class Server(Keeper):
+    """The training server: computes on each client's rows, side by side."""
+
+    place: Place = "server"
+
+    def each(self, fn: Callable[..., Any] | PerClient, *values: PerClient | Held | float) -> Any:
+        """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
+        if isinstance(fn, PerClient):
+            rows, ids = self._rows((fn, *values))
+            return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids)
+        rows, ids = self._rows(values)
+        return unzipped(PerClient(self.place, self._engine.call(fn, rows, ids), ids))
+
+    def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
+        """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
+        if isinstance(part, Held):  # one part over a merged batch
+            out, pull = calculus.vjp(fn, [self._one(v) for v in (part, value, *rest)], 1)
+            return self.hold(out), self.hold(pull)
+        rows, ids = self._rows((part, value, *rest))
+        pair: tuple[Any, Any] = unzipped(PerClient(self.place, self._engine.vjp(fn, rows, ids, cut=1), ids))
+        return pair
+
+    def grad(self, fn: Callable[..., Any], value: PerClient, *rest: Any) -> PerClient:
+        """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""
+        rows, ids = self._rows((value, *rest))
+        return PerClient(self.place, self._engine.grad(fn, rows, ids, cut=0), ids)
+
+    def copies(self, value: Held, who: Who) -> PerClient:
+        """A row of this value for each client; they share memory until they differ."""
+        return shared(self.place, who.ids, self._own(value).tree)
+
+    def rows(self, values: Mapping[int, Held]) -> PerClient:
+        """Rows from values that were made one client at a time."""
+        return PerClient(self.place, [Block((j,), self._own(v).tree, stacked=False) for j, v in values.items()])
+
+    def concat(self, rows: PerClient) -> tuple[Held, Callable[[Held], PerClient]]:
+        """The rows as one batch, in the order of the clients, and the way back to rows."""
+        pieces = [self._own(rows).row(j) for j in rows.ids]
+        lengths = [len(p) for p in pieces]
+
+        def back(merged: Held) -> PerClient:
+            parts = torch.split(self._own(merged).tree, lengths)
+            return self.rows({j: self.hold(p) for j, p in zip(rows.ids, parts, strict=True)})
+
+        return self.hold(torch.cat(pieces)), back
+
+    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
+        rows = [self._own(v) for v in values if isinstance(v, PerClient)]
+        ids = common(rows, rows[0].ids)
+        return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
+
+    def _spread(self, value: Held | float, ids: tuple[int, ...]) -> PerClient:
+        return shared(self.place, ids, self._own(value).tree if isinstance(value, Held) else value)
+
+
+class Ids(NamedTuple):
+    """Client numbers as a selection."""
+
+    ids: tuple[int, ...]
+
+
+def weighted_sum(rows: PerClient, weights: Weights) -> Tree:
+    """Sum of the rows' tensors times their weights, block by block; integers by maximum."""
+    total: Tree = None
+    for block in rows.blocks:
+        chosen = [float(weights[j]) for j in block.ids]
+        part = _contracted(block, chosen)
+        total = part if total is None else tree.map(_plus, total, part)
+    return total
+
+
+def _contracted(block: Block, weights: list[float]) -> Tree:
+    def stacked(a: Tensor) -> Tensor:
+        if not a.is_floating_point():
+            return a.amax(0)
+        summed: Tensor = torch.tensordot(torch.tensor(weights, dtype=a.dtype, device=a.device), a, 1)
+        return summed
+
+    def same(a: Tensor) -> Tensor:
+        return a * sum(weights) if a.is_floating_point() else a
+
+    return tree.map(stacked if block.stacked else same, block.tree)
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    return a + b if a.is_floating_point() else torch.maximum(a, b)

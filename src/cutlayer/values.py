@@ -1,0 +1,167 @@
+"""Values and where they are: one per client (`PerClient`), or one at a server (`Held`)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.errors import LawError
+from cutlayer.kinds import Kind, Place
+from cutlayer.tree import Tree
+
+Gives = Kind | Mapping[str, Kind] | None
+
+
+class Who(Protocol):
+    """Anything that names clients."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+
+class Held(NamedTuple):
+    """One value at a server."""
+
+    place: Place
+    tree: Tree
+    single: bool = False  # made from one client's row: it stays at this server
+
+
+class Block(NamedTuple):
+    """The values of some clients: stacked on a leading axis, or one that is the same for all of them."""
+
+    ids: tuple[int, ...]
+    tree: Tree
+    stacked: bool
+    gives: Gives = None  # the kind, or the kind of each field, that the client may send this up as
+
+    def take(self, ids: tuple[int, ...]) -> "Block":
+        if ids == self.ids:
+            return self
+        if not self.stacked:
+            return self._replace(ids=ids)
+        index = self._index(ids)
+        return self._replace(ids=ids, tree=tree.map(lambda a: a[index], self.tree))
+
+    def _index(self, ids: tuple[int, ...]) -> slice | Tensor:
+        at = {j: k for k, j in enumerate(self.ids)}
+        rows = [at[j] for j in ids]
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            return slice(rows[0], rows[0] + len(rows))  # a view, no copy
+        return torch.tensor(rows)
+
+    def row(self, j: int) -> Tree:
+        if not self.stacked:
+            return self.tree
+        k = self.ids.index(j)
+        return tree.map(lambda a: a[k], self.tree)
+
+    def wide(self) -> Tree:
+        """The tree with a leading axis of clients, without copying a shared value."""
+        n = len(self.ids)
+        return self.tree if self.stacked else tree.map(lambda a: a.expand(n, *a.shape), self.tree)
+
+    def field(self, name: str) -> "Block":
+        gives = self.gives.get(name) if isinstance(self.gives, Mapping) else self.gives
+        return self._replace(tree=getattr(self.tree, name), gives=gives)
+
+
+class PerClient:
+    """One value per client: opaque at the clients, rows at a server.
+
+    The blocks are the engine's business: equal shapes side by side, or a block a client. `v[who]` selects, and
+    `v[who] = new` replaces the values of those clients only.
+    """
+
+    __slots__ = ("_blocks", "_ids", "place")
+
+    def __init__(self, place: Place, blocks: Sequence[Block], ids: Iterable[int] | None = None) -> None:
+        self.place = place
+        self._blocks = list(blocks)
+        self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self._ids
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self._blocks
+
+    def __getitem__(self, who: Who) -> "PerClient":
+        if who.ids == self._ids:
+            return PerClient(self.place, self._blocks, self._ids)
+        wanted = set(who.ids)
+        return PerClient(self.place, _narrowed(self._blocks, wanted), (j for j in self._ids if j in wanted))
+
+    def __setitem__(self, who: Who, new: "PerClient") -> None:
+        if new.place != self.place:
+            raise LawError(
+                f"a value at the {new.place} cannot be put among values at the {self.place}; send it there first"
+            )
+        changed = new if new.ids == who.ids else new[who]
+        stray = set(changed.ids) - set(self._ids)
+        if stray:
+            raise LawError(f"clients {sorted(stray)} hold no value here yet; only clients that do can be assigned to")
+        kept = _narrowed(self._blocks, set(self._ids) - set(changed.ids))
+        self._blocks = [*kept, *changed.blocks]
+
+    def __getattr__(self, name: str) -> "PerClient":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return PerClient(self.place, [b.field(name) for b in self._blocks], self._ids)
+
+    def row(self, j: int) -> Tree:
+        """Client j's value; only a server can look."""
+        if self.place == "clients":
+            raise LawError(f"the value of client {j} is at the client; `up` is the only way to bring it to a server")
+        return self.at(j)
+
+    def at(self, j: int) -> Tree:
+        """Client j's value, for engines: a client looks at its own."""
+        return next(b for b in self._blocks if j in b.ids).row(j)
+
+
+def _narrowed(blocks: Iterable[Block], wanted: set[int]) -> list[Block]:
+    kept = [(b, tuple(j for j in b.ids if j in wanted)) for b in blocks]
+    return [b.take(ids) for b, ids in kept if ids]
+
+
+def shared(place: Place, ids: tuple[int, ...], value: Tree) -> PerClient:
+    """The same value for all of these clients, held once."""
+    return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids)
+
+
+def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the ids that every value has: a client that vanished is simply absent."""
+    for v in values:
+        if v.ids != ids:
+            have = set(v.ids)
+            ids = tuple(j for j in ids if j in have)
+    return ids
+
+
+def aligned(values: Sequence[PerClient], ids: tuple[int, ...]) -> list[tuple[tuple[int, ...], list[Block]]]:
+    """Groups of clients whose values sit together in every argument, with those blocks."""
+    if all(len(v.blocks) == 1 and v.blocks[0].ids == ids for v in values):
+        return [(ids, [v.blocks[0] for v in values])] if ids else []
+    homes = [{j: k for k, b in enumerate(v.blocks) for j in b.ids} for v in values]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for j in ids:
+        groups.setdefault(tuple(home[j] for home in homes), []).append(j)
+    return [
+        (tuple(members), [v.blocks[k].take(tuple(members)) for v, k in zip(values, place, strict=True)])
+        for place, members in groups.items()
+    ]
+
+
+def unzipped(value: PerClient) -> Any:
+    """A tuple of values where the function gave a plain tuple, else the value itself."""
+    first = value.blocks[0].tree if value.blocks else None
+    if type(first) is not tuple:
+        return value
+    return tuple(
+        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids) for k in range(len(first))
+    )
