@@ -227,10 +227,11 @@ class Optimiser:
 
 
 def _still_finite(ok: Tensor, grads: Grads) -> Tensor:
-    """`ok` where these gradients, and the joint norm if there is one, are finite as well."""
-    if grads.params:
-        ok = ok & torch.isfinite(squared_norm(grads.params))
-    return ok if grads.norm2 is None else ok & torch.isfinite(grads.norm2)
+    """`ok` where these gradients, and the loss and the joint norm if they are there, are finite as well."""
+    norm2 = squared_norm(grads.params) if grads.params else None  # a part without parameters has only the loss to tell
+    for told in (norm2, grads.loss, grads.norm2):
+        ok = ok if told is None else ok & torch.isfinite(told)
+    return ok
 
 
 def _no_progress(model: Model) -> Progress:

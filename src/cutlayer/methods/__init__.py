@@ -1,0 +1,45 @@
+"""The methods, each a short file that reads like its paper."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cutlayer import registry
+from cutlayer.methods.base import Method, global_model
+from cutlayer.methods.fedavg import FedAvg, fedavg
+from cutlayer.methods.mergesfl import MergeSFL, mergesfl
+from cutlayer.methods.relay import Relay, sl
+from cutlayer.methods.splitfed import SplitFed, sfl_v1
+from cutlayer.methods.splitfed_v2 import SplitFedV2, sfl_v2
+from cutlayer.optim import Transform
+from cutlayer.split import Split
+
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "MergeSFL",
+    "Method",
+    "Relay",
+    "SplitFed",
+    "SplitFedV2",
+    "build",
+    "fedavg",
+    "global_model",
+    "mergesfl",
+    "sfl_v1",
+    "sfl_v2",
+    "sl",
+]
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "sl": sl,
+    "sfl_v1": sfl_v1,
+    "sfl_v2": sfl_v2,
+    "mergesfl": mergesfl,
+}
+
+
+def build(name: str, model: Split, client_opt: Transform, server_opt: Transform, **options: Any) -> Method:
+    """The method of this name with these options."""
+    given = {"model": model, "client_opt": client_opt, "server_opt": server_opt}
+    return registry.make("method", METHODS, name, options, given=given)

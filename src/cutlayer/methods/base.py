@@ -1,0 +1,45 @@
+"""What every method is: hyper-parameters and pieces, a start, and a round."""
+
+from typing import Any, Protocol, TypeVar
+
+from cutlayer.errors import LawError
+from cutlayer.places import Clients
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Model, State
+
+C = TypeVar("C", bound=type[Any])
+
+
+class Method(Protocol):
+    """A frozen dataclass of hyper-parameters and pieces. It mentions no engine, meter, transport or file."""
+
+    @property
+    def model(self) -> Split: ...
+
+    def start(self, server: Server, fed: Fed) -> State:
+        """The state before the first round."""
+        ...
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        """The state after one more round with these clients."""
+        ...
+
+
+def final(cls: C) -> C:
+    """Methods are final: a new method is a new program of shared pieces, never an override of another's middle."""
+
+    def refuse(sub: type[Any], /, **_: Any) -> None:
+        raise LawError(
+            f"{sub.__name__} cannot derive from {cls.__name__}: methods are final. "
+            "Compose the pieces (Transform, Exchange, Fuse, Outer) or write a round of its own."
+        )
+
+    cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
+    return cls
+
+
+def global_model(state: State) -> Model:
+    """The whole model, for whoever may hold both halves: evaluation and export."""
+    client: Model = state.client.tree.model
+    return client.joined(state.server.tree.model)

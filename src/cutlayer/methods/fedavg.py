@@ -1,0 +1,66 @@
+"""FedAvg (McMahan et al. 2017): local training of the whole model, then the weighted mean. docs/methods/fedavg.md"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cutlayer.kinds import MODEL, SETTINGS, STATISTICS
+from cutlayer.methods.base import final
+from cutlayer.optim import Transform, squared_norm
+from cutlayer.pieces.outer import Outer, Replace
+from cutlayer.pieces.report import report
+from cutlayer.places import Clients
+from cutlayer.program import at_client
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Model, Part, State, Tensors
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """The cut plays no part: clients hold all layers, and a round is one round trip."""
+
+    model: Split
+    opt: Transform
+    outer: Outer = Replace()
+
+    def start(self, server: Server, fed: Fed) -> State:
+        client, upper = self.model.initial()
+        whole = client.joined(upper)
+        return State(0, fed.hold(whole), server.hold(Model({}, {}, {})), {"client": fed.hold(self.outer.start(whole))})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        c = clients.do(self.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
+        for step in clients.steps():
+            g = step.active.grad(self.loss, c, step.x, step.y, step.key)
+            c[step.active] = step.active.do(self.update, c, g)
+        models, reports = clients.up(MODEL(c.model), STATISTICS(clients.do(self.report, c.progress)))
+        mean = fed.mean(models, clients.weights)
+        memory, client = fed.do(self.outer, state.memory["client"], state.client, mean)
+        return state._replace(round=state.round + 1, client=client, memory={"client": memory}, report=fed.sum(reports))
+
+    @at_client(gives={"model": MODEL})
+    def begin(self, model: Model, round: int) -> Part:
+        return self.opt.begin(model, round)
+
+    @at_client()
+    def loss(self, part: Part, x: Tensor, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+        out, buffers = self.model.whole(part, x, key)
+        return self.model.loss(out, y), buffers
+
+    @at_client(gives={"model": MODEL})
+    def update(self, part: Part, grads: Grads) -> Part:
+        if self.opt.joint_norm:  # the client has all layers, so the joint norm is its own
+            grads = grads._replace(norm2=squared_norm(grads.params))
+        return self.opt.step(part, grads)
+
+    @at_client(gives=STATISTICS)
+    def report(self, progress: Any) -> Any:
+        return report(progress)
+
+
+def fedavg(*, model: Split, client_opt: Transform, server_opt: Transform | None = None) -> FedAvg:
+    """FedAvg; everything is trained by the client's optimiser."""
+    return FedAvg(model=model, opt=client_opt)

@@ -1,0 +1,132 @@
+"""MergeSFL (Liao et al. 2023): the clients' features merged into one server batch. docs/methods/mergesfl.md"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cutlayer import keys
+from cutlayer.errors import UnknownNameError
+from cutlayer.kinds import MODEL, SETTINGS
+from cutlayer.methods.base import final
+from cutlayer.optim import Transform
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
+from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.report import report
+from cutlayer.pieces.sizes import Equal, Regulated, Sizes
+from cutlayer.places import Clients, Step
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Part, Progress, State
+from cutlayer.values import Held, PerClient
+
+Agg = Literal["batch", "uniform"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MergeSFL:
+    """All batches of a step become one, and the one server-side model takes one step."""
+
+    model: Split
+    client_opt: Transform
+    server_opt: Transform
+    exchange: Exchange = by_shape
+    sizes: Sizes = Equal()  # batch sizes of the round's clients
+    agg: Agg = "batch"  # weights of the clients' models: their batch sizes, or all the same
+    client: SplitClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.agg not in ("batch", "uniform"):
+            raise UnknownNameError("agg", str(self.agg), ("batch", "uniform"), where="mergesfl")
+        refuse_joint_norm("MergeSFL", self.client_opt, self.server_opt)
+        object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
+        s = server.do(self.server_opt.resume, state.server, state.round)
+        progress = server.copies(server.do(_progress, s), clients)
+        batch = dict.fromkeys(clients.ids, 0)
+        for step in clients.steps(sizes=self.sizes(clients.ids)):
+            crossing = self.exchange(self.client, step, server, c)
+            gs, cut = self.merged(crossing, step, server, s, progress)
+            s = server.do(self.server_opt.step, s, gs)
+            c[step.active] = step.active.do(self.client.update, c, crossing.back(cut))
+            batch |= {j: max(batch[j], b) for j, b in step.sizes.items()}  # the last one of a pass may be smaller
+        return state._replace(
+            round=state.round + 1,
+            client=fed.mean(clients.up(MODEL(c.model)), batch if self.agg == "batch" else None),
+            server=s,
+            report=server.sum(server.each(report, progress)),
+        )
+
+    def merged(
+        self, crossing: Crossing, step: Step, server: Server, s: Held, progress: PerClient
+    ) -> tuple[Held, PerClient]:
+        """Gradient of the merged batch's mean loss, and what each client gets: the gradient of its own batch's mean."""
+        total = sum(step.sizes.values())
+        share = server.rows({j: server.hold(b / total) for j, b in step.sizes.items()})
+        z, back = server.concat(server.each(_finite_or_zero, crossing.z))
+        h, pull = server.vjp(self.model.upper, s, z, keys.fold(step.everyone.key, "merged", step.number))
+        loss, gradient = crossing.loss(back(h))
+        progress[step.active] = server.each(_watched, progress, crossing.z, loss)
+        ok = progress[step.active].ok
+        merged, _ = server.concat(server.each(_in_share, gradient, share, ok))
+        gs = server.do(_while_any, server.do(pull, merged), server.sum(ok))  # of truth values, the sum is the maximum
+        return gs, server.each(_own_mean, back(server.do(_cut, gs)), share, ok)
+
+
+def _progress(part: Part) -> Progress:
+    return part.progress
+
+
+def _cut(grads: Grads) -> Tensor | None:
+    return grads.cut
+
+
+def _finite_or_zero(z: Tensor) -> Tensor:
+    """A client whose activations are not finite must not reach the others through the merged batch."""
+    return torch.where(z.isfinite().all(), z, 0)
+
+
+def _watched(progress: Progress, z: Tensor, loss: Tensor) -> Progress:
+    ok = progress.ok & z.isfinite().all() & loss.isfinite()
+    return Progress(torch.where(ok, progress.loss + loss, progress.loss), progress.steps + ok, ok)
+
+
+def _in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
+    """A merged mean scales each client's gradient by its share of the batch."""
+    return torch.where(ok, gradient * share, 0)
+
+
+def _while_any(grads: Grads, any_ok: Tensor) -> Grads:
+    """With no client left the server stands still as well, instead of coasting on its momentum."""
+    return grads._replace(params={k: torch.where(any_ok, g, torch.nan) for k, g in grads.params.items()})
+
+
+def _own_mean(cut: Tensor, share: float, ok: Tensor) -> Tensor:
+    """Undo the share; NaN tells a client that has stopped to stand still."""
+    return torch.where(ok, cut / share, torch.nan)
+
+
+def mergesfl(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    agg: Agg = "batch",
+    seconds_per_sample: tuple[float, ...] = (),
+    largest_batch: int = 32,
+    ingress: int | None = None,
+) -> MergeSFL:
+    """MergeSFL; with the clients' seconds per sample, their batch sizes are regulated to equal step times."""
+    sizes: Sizes = Equal()
+    if seconds_per_sample:
+        sizes = Regulated(seconds=tuple(seconds_per_sample), largest=largest_batch, ingress=ingress)
+    return MergeSFL(model=model, client_opt=client_opt, server_opt=server_opt, sizes=sizes, agg=agg)

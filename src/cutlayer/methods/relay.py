@@ -1,0 +1,73 @@
+"""SL, vanilla split learning (Gupta and Raskar 2018): the client model goes from hand to hand. docs/methods/sl.md"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cutlayer.kinds import MODEL, SETTINGS
+from cutlayer.methods.base import final
+from cutlayer.optim import Transform
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.exchange import Exchange, by_shape, through_server
+from cutlayer.pieces.norms import joint_norms
+from cutlayer.pieces.report import Report, nothing, report
+from cutlayer.pieces.sampler import shuffled
+from cutlayer.places import Clients
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Part, State
+from cutlayer.values import Held
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Relay:
+    """One client at a time trains with the one server; its layers are handed on through the fed server."""
+
+    model: Split
+    client_opt: Transform
+    server_opt: Transform
+    exchange: Exchange = by_shape
+    order: Literal["random", "fixed"] = "random"
+    client: SplitClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        lower, s, told = state.client, state.server, server.hold(nothing())
+        for j in shuffled(clients.ids, clients.key) if self.order == "random" else clients.ids:
+            one = clients.only((j,))
+            s = server.do(self.server_opt.resume, s, state.round)
+            lower, s = self.train(one, lower, s, state.round, server, fed)
+            told = server.do(_added, told, s)
+        return state._replace(round=state.round + 1, client=lower, server=s, report=told)
+
+    def train(self, one: Clients, lower: Held, upper: Held, round: int, server: Server, fed: Fed) -> tuple[Held, Held]:
+        """All local steps of one client, from the models that the client before it left."""
+        c = one.do(self.client.begin, one.down(MODEL, lower), one.down(SETTINGS, round))
+        s = server.copies(upper, one)
+        for step in one.steps():
+            crossing = self.exchange(self.client, step, server, c)
+            gs = through_server(crossing, self.client, step, server, s)
+            gc = crossing.back(gs.cut)
+            if self.client_opt.joint_norm or self.server_opt.joint_norm:
+                gc, gs = joint_norms(self.client, step, server, gc, gs)
+            s = server.each(self.server_opt.step, s, gs)
+            c = one.do(self.client.update, c, gc)
+        (j,) = one.ids
+        return fed.pick(one.up(MODEL(c.model)), j), server.pick(s, j)
+
+
+def _added(told: Report, part: Part) -> Report:
+    return told.plus(report(part.progress))
+
+
+def sl(
+    *, model: Split, client_opt: Transform, server_opt: Transform, order: Literal["random", "fixed"] = "random"
+) -> Relay:
+    """Split learning with the options that a configuration can name."""
+    return Relay(model=model, client_opt=client_opt, server_opt=server_opt, order=order)

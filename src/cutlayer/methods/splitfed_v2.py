@@ -1,0 +1,123 @@
+"""SFL-V2 (Thapa et al. 2022; Algorithm 2 of the cut-layer study): one server-side model. docs/methods/sfl_v2.md"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cutlayer.errors import UnknownNameError
+from cutlayer.kinds import MODEL, SETTINGS
+from cutlayer.methods.base import final
+from cutlayer.optim import Transform
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.exchange import Exchange, by_shape, through_server
+from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.report import report
+from cutlayer.pieces.sampler import shuffled
+from cutlayer.places import Clients
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Part, Progress, State
+
+Reset = Literal["never", "round", "step"]
+Interleave = Literal["step", "client"]
+Order = Literal["random", "fixed"]
+CHOICES = {
+    "interleave": ("step", "client"),
+    "order": ("random", "fixed"),
+    "server_opt_reset": ("never", "round", "step"),
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SplitFedV2:
+    """Clients compute in parallel; the server takes their batches one after another with one model."""
+
+    model: Split
+    client_opt: Transform
+    server_opt: Transform
+    exchange: Exchange = by_shape
+    interleave: Interleave = "step"  # whose batch is next: another client's, or the same client's until it is done
+    order: Order = "random"  # drawn anew at each step (or each round, client by client), or by client number
+    server_opt_reset: Reset = "never"  # when the server's moments and count start over
+    client: SplitClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, str(getattr(self, name)), known, where="sfl_v2")
+        refuse_joint_norm("SFL-V2", self.client_opt, self.server_opt)
+        object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
+        s = server.do(self.enter, state.server, state.round)
+        progress = dict.fromkeys(clients.ids, server.do(_progress, s))
+        for group in self._groups(clients):
+            for step in group.steps():
+                crossing = self.exchange(self.client, step, server, c)
+                cuts = {}
+                for j in self._ordered(step.active, step.number):
+                    one = step.active.only((j,))
+                    gs = through_server(crossing, self.client, step, server, server.copies(s, one))
+                    s = server.do(self.turn, s, progress[j], server.pick(gs, j))
+                    progress[j] = server.do(_progress, s)
+                    cuts[j] = server.pick(gs.cut, j)
+                gc = crossing.back(server.rows(cuts))
+                c[step.active] = step.active.do(self.client.update, c, gc)
+        return state._replace(
+            round=state.round + 1,
+            client=fed.mean(clients.up(MODEL(c.model)), clients.weights),
+            server=s,
+            report=server.sum(server.each(report, server.rows(progress))),
+        )
+
+    def _groups(self, clients: Clients) -> list[Clients]:
+        if self.interleave == "step":
+            return [clients]
+        return [clients.only((j,)) for j in self._ordered(clients, 0)]
+
+    def _ordered(self, who: Clients, number: int) -> tuple[int, ...]:
+        return shuffled(who.ids, who.key, number) if self.order == "random" else who.ids
+
+    def enter(self, part: Part, round: int) -> Part:
+        """The server's part when a round begins."""
+        return (
+            self.server_opt.begin(part.model, round)
+            if self.server_opt_reset == "round"
+            else self.server_opt.resume(part, round)
+        )
+
+    def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
+        """One step under this client's own progress, so that a client that stops does not stop the others."""
+        part = part._replace(progress=progress)
+        if self.server_opt_reset == "step":
+            part = self.server_opt.restart(part, part.model)
+        return self.server_opt.step(part, grads)
+
+
+def _progress(part: Part) -> Progress:
+    return part.progress
+
+
+def sfl_v2(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    interleave: Interleave = "step",
+    order: Order = "random",
+    server_opt_reset: Reset = "never",
+) -> SplitFedV2:
+    """SFL-V2 with the options that a configuration can name."""
+    return SplitFedV2(
+        model=model,
+        client_opt=client_opt,
+        server_opt=server_opt,
+        interleave=interleave,
+        order=order,
+        server_opt_reset=server_opt_reset,
+    )

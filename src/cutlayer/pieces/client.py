@@ -1,0 +1,54 @@
+"""What a client that holds the lower layers can be asked to do, and what it gives."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, MODEL, SCALARS
+from cutlayer.optim import Transform, squared_norm
+from cutlayer.program import at_client
+from cutlayer.split import Split
+from cutlayer.state import Grads, Model, Part, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitClient:
+    """The client's half of every method that back-propagates through the cut."""
+
+    model: Split
+    opt: Transform
+
+    @at_client(gives={"model": MODEL})
+    def begin(self, model: Model, round: int) -> Part:
+        return self.opt.begin(model, round)
+
+    @at_client(gives=ACTIVATIONS)
+    def forward(self, part: Part, x: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+        return self.model.lower(part, x, key)
+
+    @at_client(gives=LABELS)
+    def labels(self, y: Tensor) -> Tensor:
+        return y
+
+    @at_client(gives={"model": MODEL})
+    def update(self, part: Part, grads: Grads) -> Part:
+        return self.opt.step(part, grads)
+
+    @at_client(gives={"cut": GRADIENTS, "loss": SCALARS})
+    def head_loss(self, part: Part, h: Tensor, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+        """U-shape: the loss behind the client's own head; only its gradient at the cut and its value leave."""
+        out, buffers = self.model.top(part, h, key)
+        return self.model.loss(out, y), buffers
+
+    @at_client()
+    def both_ends(self, body: Grads, head: Grads) -> Grads:
+        """U-shape: the gradients of the client's layers on both sides of the server."""
+        return Grads({**body.params, **head.params}, {**body.buffers, **head.buffers})
+
+    @at_client(gives=SCALARS)
+    def squared_norm(self, grads: Grads) -> Tensor:
+        return squared_norm(grads.params).double()
+
+    @at_client()
+    def with_norm(self, grads: Grads, norm2: Tensor) -> Grads:
+        return grads._replace(norm2=norm2)

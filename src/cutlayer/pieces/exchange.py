@@ -1,0 +1,96 @@
+"""One back-propagated mini-batch across the cut: what goes up, where the loss is, what comes down.
+
+`two_part` sends labels with the activations, and the server computes the loss: one round trip. `u_shaped` keeps labels
+and the last layers at the client: the server's output comes down, its gradient goes up, two round trips.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, SCALARS
+from cutlayer.pieces.client import SplitClient
+from cutlayer.places import Step
+from cutlayer.servers import Server
+from cutlayer.state import Grads, Tensors
+from cutlayer.values import PerClient
+
+
+class Crossing(Protocol):
+    """A mini-batch under way."""
+
+    z: PerClient  # activations, at the server
+
+    def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
+        """From the server's outputs: the loss of each client's batch, and its gradient at them."""
+        ...
+
+    def back(self, cut: PerClient) -> PerClient:
+        """Send the gradients at the cut down; the clients' gradients, at the clients."""
+        ...
+
+
+class Exchange(Protocol):
+    """Starts a mini-batch: the clients' forward pass, and their activations to the server."""
+
+    def __call__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> Crossing: ...
+
+
+class TwoPart:
+    """Labels travel; the loss is at the server."""
+
+    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> None:
+        self.client, self.active, self.server = client, step.active, server
+        z, self.pull = self.active.vjp(client.forward, c, step.x, step.key)
+        self.z, self.y = self.active.up(ACTIVATIONS(z), LABELS(self.active.do(client.labels, step.y)))
+
+    def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
+        grads = self.server.grad(self._loss, h, self.y)
+        return grads.loss, grads.cut
+
+    def _loss(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        return self.client.model.loss(h, y), {}
+
+    def back(self, cut: PerClient) -> PerClient:
+        grads: PerClient = self.active.do(self.pull, self.active.down(GRADIENTS, cut))
+        return grads
+
+
+class UShaped:
+    """Labels and the last layers stay at the client, and so does the loss."""
+
+    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> None:
+        self.client, self.step, self.c = client, step, c
+        z, self.pull = step.active.vjp(client.forward, c, step.x, step.key)
+        self.z = step.active.up(ACTIVATIONS(z))
+        self.head = PerClient("clients", [])
+
+    def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
+        who = self.step.active.only(h.ids)
+        grads = who.grad(self.client.head_loss, self.c, who.down(ACTIVATIONS, h), self.step.y, self.step.key, cut=1)
+        self.head = PerClient("clients", [*self.head.blocks, *grads.blocks])
+        cut, loss = who.up(GRADIENTS(grads.cut), SCALARS(grads.loss))
+        return loss, cut
+
+    def back(self, cut: PerClient) -> PerClient:
+        active = self.step.active
+        body = active.do(self.pull, active.down(GRADIENTS, cut))
+        grads: PerClient = active.do(self.client.both_ends, body, self.head)
+        return grads
+
+
+def by_shape(client: SplitClient, step: Step, server: Server, c: PerClient) -> Crossing:
+    """The exchange that the split asks for."""
+    return UShaped(client, step, server, c) if client.model.u_shaped else TwoPart(client, step, server, c)
+
+
+def through_server(crossing: Crossing, client: SplitClient, step: Step, server: Server, s: PerClient) -> PerClient:
+    """Gradients of each client's server-side part, with the loss, and with the gradient at the cut."""
+    h, pull = server.vjp(client.model.upper, s, crossing.z, step.key)
+    loss, gradient = crossing.loss(h)
+    grads: PerClient = server.each(with_loss, server.each(pull, gradient), loss)
+    return grads
+
+
+def with_loss(grads: Grads, loss: Tensor) -> Grads:
+    return grads._replace(loss=loss)

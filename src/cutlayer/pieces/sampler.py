@@ -1,0 +1,16 @@
+"""Who takes part in a round, and in which order."""
+
+from collections.abc import Sequence
+
+from cutlayer import keys
+
+
+def uniform(ids: Sequence[int], num: int, key: int) -> tuple[int, ...]:
+    """`num` of the clients, uniformly without replacement, in ascending order."""
+    chosen = keys.generator(key, "sample").permutation(len(ids))[:num]
+    return tuple(sorted(ids[k] for k in chosen))
+
+
+def shuffled(ids: Sequence[int], key: int, *path: int | str) -> tuple[int, ...]:
+    """The clients in a random order."""
+    return tuple(ids[k] for k in keys.generator(key, "order", *path).permutation(len(ids)))

@@ -1,0 +1,212 @@
+"""Training from Python: arrays, a partition, a model and a method in; a state dict and a history out."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.batches import Batching
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.partition import Partition
+from cutlayer.errors import ConfigError, DataError
+from cutlayer.methods.base import Method, global_model
+from cutlayer.simulation import Simulation
+from cutlayer.split import Split
+from cutlayer.state import Model, State
+
+Record = dict[str, Any]
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+def accuracy(out: Tensor, y: Tensor) -> Tensor:
+    """Top-1: whether each sample's largest output is its class."""
+    return (out.argmax(1) == y).double()
+
+
+@torch.no_grad()
+def evaluate(
+    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], batch: int = 512
+) -> dict[str, float]:
+    """The mean loss and the mean of each metric over all samples, in eval mode; the model stays as it is.
+
+    A metric maps outputs and targets to one number a sample, or to their mean.
+    """
+    measures = {"loss": split.loss, **metrics}
+    sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
+    for start in range(0, len(data), batch):
+        rows = slice(start, start + batch)  # views, no copies
+        y = data.y[rows]
+        out = split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x))
+        sums += len(y) * torch.stack([fn(out, y).double().mean() for fn in measures.values()])
+    return dict(zip(measures, (sums / len(data)).tolist(), strict=True))  # the one place that waits for the device
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A simulation under way, with the history of its rounds."""
+
+    simulation: Simulation
+    test: Arrays | None = None
+    validation: Arrays | None = None
+    metrics: Mapping[str, Metric] | None = None  # accuracy for classes by default
+    eval_every: int = 1
+    per_client: bool = False  # also the model's metrics on each client's own training samples
+    rounds: int = 0  # of the whole run, so that the last one is always evaluated
+    history: list[Record] = field(default_factory=list)
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        for setting, least in (("eval_every", 1), ("rounds", 0)):
+            if getattr(self, setting) < least:
+                raise ConfigError(f"{setting} is {getattr(self, setting)}; it must be at least {least}")
+        for name, data in self._held_out().items():
+            if not len(data):
+                raise DataError(f"the {name} set has no samples; give at least one, or leave it out")
+        self.state = self.simulation.start()
+        if self.metrics is None:
+            self.metrics = {"accuracy": accuracy} if self.simulation.data.num_classes is not None else {}
+
+    def round(self) -> Record:
+        """One more round, measured."""
+        # Tensors of their own, as a checkpoint would give back: the strides of a view may change later roundings.
+        self.state = tree.map(_own, self.simulation.round(self.state))
+        record = self._record()
+        self.history.append(record)
+        return record
+
+    @property
+    def model(self) -> Model:
+        """The whole model as it is now."""
+        return global_model(self.state)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained model as a plain state dict of the unsplit module."""
+        return self.simulation.method.model.export(self.model)
+
+    def _record(self) -> Record:
+        ledger, number = self.simulation.ledger, self.state.round
+        loss, batches, stopped = (float(v) for v in self.state.report.tree)
+        record: Record = {
+            "round": number,
+            "loss": _finite(loss / batches) if batches else None,
+            "stopped": int(stopped),
+            "samples": ledger.samples,
+            "bytes": dict(ledger.totals),
+        }
+        if number % self.eval_every == 0 or number == self.rounds:
+            record |= self._measured()
+        return record
+
+    def _measured(self) -> Record:
+        found: Record = {}
+        for name, data in self._held_out().items():
+            found |= {f"{name}_{k}": v for k, v in self._evaluate(data).items()}
+        if self.per_client:
+            partition, data = self.simulation.partition, self.simulation.data
+            found["clients"] = {
+                partition.names[j]: self._evaluate(data.take(partition.clients[j])) for j in self.simulation.ids
+            }
+        return found
+
+    def _held_out(self) -> dict[str, Arrays]:
+        named = {"test": self.test, "validation": self.validation}
+        return {name: data for name, data in named.items() if data is not None}
+
+    def _evaluate(self, data: Arrays) -> dict[str, float | None]:
+        found = evaluate(self.simulation.method.model, self.model, data, self.metrics or {})
+        return {name: _finite(value) for name, value in found.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: a value that is not finite is none."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What training leaves."""
+
+    state_dict: dict[str, Tensor]  # of the unsplit module, for its load_state_dict
+    history: list[Record]  # one record a round, see `train`
+    state: State  # of the method, with both halves at their places
+
+
+def train(
+    method: Method,
+    data: Arrays,
+    partition: Partition,
+    *,
+    rounds: int,
+    test: Arrays | None = None,
+    validation: Arrays | None = None,
+    batching: Batching = Batching(),
+    per_round: int | None = None,
+    engine: str = "auto",
+    chunk: int | None = None,
+    seed: int = 0,
+    metrics: Mapping[str, Metric] | None = None,
+    eval_every: int = 1,
+    per_client: bool = False,
+    on_round: Callable[[Record], None] | None = None,
+) -> Result:
+    """Train a method on data that is dealt to clients, and give the whole model back.
+
+        split = Split(model, cut=2)
+        method = sfl_v1(model=split, client_opt=sgd(0.1), server_opt=sgd(0.1))
+        result = train(method, data, dirichlet(data.y, 20, alpha=0.3, key=0), rounds=40, test=test)
+        model.load_state_dict(result.state_dict)
+
+    Args:
+        method: what to train and how; see `cutlayer.methods`. The model's type (float32, or float64 after
+            `model.double()`) and device must be those of the data.
+        data: the clients' samples; see `from_arrays` and `from_dataset`.
+        partition: which samples are whose; see `iid`, `dirichlet`, `shards` and `natural`.
+        rounds: how many rounds to train.
+        test: samples to measure the global model on.
+        validation: more of them, reported apart.
+        batching: batch size, and passes over the data or steps in a round.
+        per_round: how many clients, drawn anew, take part in a round; all of them by default.
+        engine: "loop", "vmap", or "auto", which times both on the first round's first steps. They agree to rounding.
+        chunk: the most clients that vmap stacks at a time, where memory is short.
+        seed: of everything that is drawn: clients, batches, dropout. The model comes with its initial weights.
+        metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
+        eval_every: measure after every so many rounds, and after the last.
+        per_client: also measure the global model on each client's own samples.
+        on_round: told of each record as its round ends.
+
+    Returns:
+        The state dict, the method's state, and the history: for each round a record with
+
+        - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
+          finite and who stood still from then on;
+        - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
+        - where measured, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
+          `clients`, the same by the clients' names.
+
+        A number that is not finite is None.
+    """
+    simulation = Simulation(
+        method, data, partition, batching=batching, per_round=per_round, engine=engine, chunk=chunk, seed=seed
+    )
+    training = Training(
+        simulation=simulation,
+        test=test,
+        validation=validation,
+        metrics=metrics,
+        eval_every=eval_every,
+        per_client=per_client,
+        rounds=rounds,
+    )
+    for _ in range(rounds):
+        record = training.round()
+        if on_round is not None:
+            on_round(record)
+    return Result(state_dict=training.state_dict(), history=training.history, state=training.state)

@@ -1,0 +1,124 @@
+"""Small worlds that the tests of the core share: ragged clients, tiny images and models, and rounds by hand."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cutlayer import keys, methods, models
+from cutlayer.batches import Batching, Walk
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.partition import Partition
+from cutlayer.methods.base import Method
+from cutlayer.pieces.sampler import shuffled
+from cutlayer.simulation import Simulation
+from cutlayer.state import State
+
+SIZES = (12, 20, 9, 20, 3)  # in batches of 4: 3, 5, 2 and 5 steps, and a client with less than a batch
+BATCH = Batching(size=4)
+SEED = 3
+NUM_UNITS = 5  # of resnet_tiny
+
+torch.set_num_threads(1)
+
+
+def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
+    """Clients with so many samples each, one after another."""
+    ends = np.cumsum(sizes)
+    return Partition(tuple(np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)))
+
+
+def images(num: int = sum(SIZES), dtype: torch.dtype = torch.float64) -> Arrays:
+    """Random 8x8 images of 10 classes."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(num, 1, 8, 8, generator=random, dtype=torch.float64).to(dtype)
+    return Arrays(x=x, y=torch.randint(0, 10, (num,), generator=random), num_classes=10)
+
+
+def resnet(norm: str = "batch", dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The same tiny residual network at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return models.build("resnet_tiny", width=2, norm=norm).to(dtype)
+
+
+def simulation(
+    method: Method, data: Arrays | None = None, partition: Partition | None = None, **options: Any
+) -> Simulation:
+    """A simulation on the ragged clients unless told otherwise."""
+    options = {"batching": BATCH, "engine": "loop", "seed": SEED, **options}
+    return Simulation(method, data or images(), partition or clients_of(), **options)
+
+
+def run(sim: Simulation, rounds: int = 2) -> State:
+    """The state after so many rounds."""
+    state = sim.start()
+    for _ in range(rounds):
+        state = sim.round(state)
+    return state
+
+
+def trained(method: Method, *args: Any, rounds: int = 2, **options: Any) -> dict[str, Tensor]:
+    """The trained values, by their names in the unsplit module."""
+    return method.model.export(methods.global_model(run(simulation(method, *args, **options), rounds)))
+
+
+def agree(a: Any, b: Any, tol: float = 1e-12) -> None:
+    """The same structure and types, and no number further apart than the tolerance."""
+    torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference between two sets of values."""
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def round_key(number: int) -> int:
+    return keys.fold(SEED, "round", number)
+
+
+def walk(partition: Partition, batching: Batching = BATCH, number: int = 0) -> Walk:
+    """The batches of a round."""
+    return Walk(batching, partition.clients, round_key(number), {})
+
+
+def relayed(partition: Partition, rounds: int, batching: Batching = BATCH) -> Iterator[np.ndarray]:
+    """The samples of one batch after another as split learning visits them: client by client in a random order."""
+    for number in range(rounds):
+        batches = walk(partition, batching, number)
+        for j in shuffled(range(len(partition)), round_key(number)):
+            for step in range(batches.per_round(j)):
+                yield batches.samples(j, step)
+
+
+def interleaved(partition: Partition, rounds: int, batching: Batching = BATCH) -> Iterator[np.ndarray]:
+    """The samples of one batch after another as SFL-V2's server sees them: step by step, each in a random order."""
+    for number in range(rounds):
+        batches = walk(partition, batching, number)
+        steps = [batches.per_round(j) for j in range(len(partition))]
+        for step in range(max(steps)):
+            for j in shuffled([j for j, n in enumerate(steps) if step < n], round_key(number), step):
+                yield batches.samples(j, step)
+
+
+def sgd_by_hand(
+    net: nn.Module,
+    data: Arrays,
+    batches: Iterator[np.ndarray] | Sequence[np.ndarray],
+    lr: float,
+    momentum: float = 0.0,
+    clip: float = torch.inf,
+) -> dict[str, Tensor]:
+    """Plain PyTorch training of the unsplit module, one batch after another; also changes the module."""
+    opt = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    net.train()
+    for samples in batches:
+        batch = data.take(samples)
+        opt.zero_grad()
+        F.cross_entropy(net(batch.x), batch.y).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), clip)
+        opt.step()
+    return {name: value.detach() for name, value in net.state_dict().items()}

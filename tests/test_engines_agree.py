@@ -1,0 +1,162 @@
+"""Specifies that every engine gives the loop engine's numbers, bytes and round trips, for every method."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import BATCH, NUM_UNITS, SEED, agree, clients_of, distance, images, resnet, run, simulation, trained
+from torch import Tensor, nn
+
+from cutlayer import methods, optim
+from cutlayer.batches import Batching
+from cutlayer.meters.ledger import Ledger
+from cutlayer.split import Split
+from cutlayer.state import State
+
+
+class Case(NamedTuple):
+    """A method as a configuration names it."""
+
+    name: str
+    options: dict[str, Any]
+    batching: Batching = BATCH
+
+
+CASES = {
+    "fedavg": Case("fedavg", {}),
+    "sl": Case("sl", {}),
+    "sfl_v1": Case("sfl_v1", {}),
+    "sfl_v1 epoch": Case("sfl_v1", {"sync": "epoch"}, Batching(size=4, epochs=2)),
+    "sfl_v1 step": Case("sfl_v1", {"sync": "step"}),
+    "sfl_v2": Case("sfl_v2", {}),
+    "sfl_v2 reset round": Case("sfl_v2", {"server_opt_reset": "round"}),
+    "sfl_v2 reset step": Case("sfl_v2", {"server_opt_reset": "step", "order": "fixed"}),
+    "sfl_v2 client": Case("sfl_v2", {"interleave": "client"}),
+    "mergesfl": Case("mergesfl", {}),
+    "mergesfl regulated": Case("mergesfl", {"seconds_per_sample": (1.0, 2.0, 1.0, 0.5, 4.0), "largest_batch": 8}),
+}
+# Adam divides a gradient by its own size: one that is only rounding noise (1e-8 in single precision) gives a full step
+# in a random direction, on any engine. An eps above the noise takes that away and leaves the comparison sharp.
+OPTIMISERS = {
+    "sgd": optim.sgd(0.1),
+    "momentum": optim.sgd(0.05, momentum=0.9),
+    "adam": optim.adam(1e-2, eps=1e-3),
+}
+SHAPES = {  # cut and head
+    "two-part": (1, None),
+    "u-shaped": (1, 4),
+    "empty client": (0, None),
+    "empty server": (NUM_UNITS, None),
+    "empty server of a u-shape": (1, 1),
+}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+class Outcome(NamedTuple):
+    """All that two rounds leave behind."""
+
+    state: State
+    ledger: Ledger
+
+    @property
+    def values(self) -> Any:
+        """The client's and the server's parts with moments and buffers, the method's memory, and the report."""
+        memory = {name: held.tree for name, held in self.state.memory.items()}
+        return self.state.client.tree, self.state.server.tree, memory, self.state.report.tree
+
+
+def outcome(case: str, opt: str, shape: str, dtype: torch.dtype, **engine: Any) -> Outcome:
+    name, options, batching = CASES[case]
+    cut, head = SHAPES[shape]
+    model = Split(resnet(dtype=dtype), cut, head=head)
+    method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
+    sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, **engine)
+    return Outcome(run(sim), sim.ledger)
+
+
+@cache
+def on_loop(case: str, opt: str, shape: str, dtype: torch.dtype) -> Outcome:
+    return outcome(case, opt, shape, dtype, engine="loop")
+
+
+RUNS = [
+    *((opt, shape, torch.float64) for opt in OPTIMISERS for shape in ("two-part", "u-shaped")),
+    *((opt, "two-part", torch.float32) for opt in OPTIMISERS),
+    ("momentum", "u-shaped", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("opt", "shape", "dtype"), RUNS)
+@pytest.mark.parametrize("case", CASES)
+def test_vmap_gives_the_loop_engines_numbers(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
+    found = outcome(case, opt, shape, dtype, engine="vmap")
+    same(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=("float64", "float32"))
+@pytest.mark.parametrize("case", CASES)
+def test_vmap_two_clients_at_a_time_gives_the_loop_engines_numbers(case: str, dtype: torch.dtype) -> None:
+    found = outcome(case, "momentum", "two-part", dtype, engine="vmap", chunk=2)
+    same(found, on_loop(case, "momentum", "two-part", dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", ("empty client", "empty server", "empty server of a u-shape"))
+@pytest.mark.parametrize("case", methods.METHODS)
+def test_vmap_gives_the_loop_engines_numbers_where_one_side_is_empty(case: str, shape: str) -> None:
+    found = outcome(case, "momentum", shape, torch.float64, engine="vmap")
+    same(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("shape", ("two-part", "u-shaped"))
+@pytest.mark.parametrize("case", CASES)
+def test_auto_gives_the_loop_engines_numbers_whatever_it_picks(case: str, shape: str) -> None:
+    found = outcome(case, "momentum", shape, torch.float64, engine="auto")
+    same(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
+
+
+def same(found: Outcome, expected: Outcome, tol: float) -> None:
+    agree(found.values, expected.values, tol)
+    assert found.ledger.totals == expected.ledger.totals
+    assert found.ledger.per_client == expected.ledger.per_client
+    assert found.ledger.trips == expected.ledger.trips
+
+
+class Dropping(nn.Sequential):
+    """A model that draws random numbers below and above the cut."""
+
+    def __init__(self) -> None:
+        drop = [nn.Dropout(0.5), nn.Dropout(0.5)]
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), drop[0], nn.Linear(8, 8), drop[1], nn.Linear(8, 10))
+
+
+@cache
+def dropping() -> Dropping:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Dropping().double()
+
+
+def with_dropout(name: str, engine: str, seed: int = SEED) -> dict[str, Tensor]:
+    opt = optim.sgd(0.1, momentum=0.9)
+    return trained(methods.build(name, Split(dropping(), 3), opt, opt), engine=engine, seed=seed)
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("engine", ("vmap", "auto"))
+def test_a_model_with_dropout_falls_back_to_loop_and_says_why(
+    engine: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    agree(with_dropout(name, engine), with_dropout(name, "loop"), 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"engine loop: the model draws random numbers in training (dropout), which {engine} cannot stack"
+    ]
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_dropout_is_a_function_of_the_seed(name: str) -> None:
+    torch.manual_seed(0)
+    first = with_dropout(name, "loop")
+    torch.manual_seed(1)  # torch's own generator plays no part
+    agree(with_dropout(name, "loop"), first, 0)
+    assert distance(with_dropout(name, "loop", seed=SEED + 1), first) > 1e-3

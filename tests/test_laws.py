@@ -1,0 +1,396 @@
+"""Specifies the laws of places: what clients run, what may leave them, and which server may see it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from conftest import agree, resnet, simulation
+
+from cutlayer import methods, optim, tree
+from cutlayer.engines.loop import Loop
+from cutlayer.errors import LawError
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SYNC, Kind
+from cutlayer.methods import FedAvg, MergeSFL, Relay, SplitFed, SplitFedV2
+from cutlayer.pieces.client import SplitClient
+from cutlayer.places import Clients
+from cutlayer.program import Program
+from cutlayer.servers import Fed, Server
+from cutlayer.simulation import Simulation
+from cutlayer.split import Split
+from cutlayer.state import Part, State
+from cutlayer.values import PerClient
+
+OPT = optim.sgd(0.1, momentum=0.9)
+ENGINES = ("loop", "vmap")
+
+
+def test_every_kind_has_its_home() -> None:
+    assert {kind.name: kind.home for kind in KINDS} == {
+        "activations": "server",
+        "labels": "server",
+        "gradients": "server",
+        "auxiliary": "server",
+        "scalars": "server",
+        "model": "fed",
+        "slopes": "fed",
+        "statistics": "fed",
+        "settings": None,
+        "setup": None,
+        "sync": None,
+    }
+
+
+@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL))
+def test_methods_are_final(method: type) -> None:
+    with pytest.raises(LawError) as caught:
+        type("Mine", (method,), {})
+    assert str(caught.value) == (
+        f"Mine cannot derive from {method.__name__}: methods are final. "
+        "Compose the pieces (Transform, Exchange, Fuse, Outer) or write a round of its own."
+    )
+
+
+# -- A method that tells whatever story a test gives it ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    model: Split
+    client: SplitClient
+    story: Callable[["Scene"], Any]
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(upper), {})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        self.story(Scene(self, state, clients, server, fed))
+        return state
+
+    def unmarked(self, part: Part) -> Part:
+        return part
+
+
+class Scene:
+    """One lawful mini-batch, with something of everything at every place."""
+
+    def __init__(self, me: Probe, state: State, clients: Clients, server: Server, fed: Fed) -> None:
+        self.me, self.state, self.clients, self.server, self.fed = me, state, clients, server, fed
+        self.sent = clients.down(MODEL, state.client), clients.down(SETTINGS, 0)
+        self.c = clients.do(me.client.begin, *self.sent)
+        self.step = next(iter(clients.steps()))
+        self.z, self.pull = clients.vjp(me.client.forward, self.c, self.step.x, self.step.key)
+        self.y = clients.do(me.client.labels, self.step.y)
+        self.at_server = clients.up(ACTIVATIONS(self.z))
+        self.at_fed = clients.up(MODEL(self.c.model))
+        self.s = server.each(OPT.begin, server.copies(state.server, clients), 0)
+        self.h, self.server_pull = server.vjp(me.model.upper, self.s, self.at_server)
+        self.g = clients.do(self.pull, clients.down(GRADIENTS, self.at_server))
+
+
+def tell(story: Callable[[Scene], Any], engine: str) -> Simulation:
+    model = Split(resnet(), 1)
+    sim = simulation(Probe(model=model, client=SplitClient(model=model, opt=OPT), story=story), engine=engine)
+    sim.round(sim.start())
+    return sim
+
+
+def refusal(story: Callable[[Scene], Any], engine: str) -> str:
+    with pytest.raises(LawError) as caught:
+        tell(story, engine)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_scene_itself_is_lawful(engine: str) -> None:
+    tell(lambda scene: None, engine)
+
+
+# -- What clients run --------------------------------------------------------------------------------------------------
+
+NAMELESS = (
+    "{} has no name that a client could find: write it as a method marked @at_client on Probe or on one of its pieces"
+)
+STRANGER = SplitClient(model=Split(resnet(), 1), opt=OPT)
+
+
+def local_function() -> Callable[..., Any]:
+    def mine(*values: Any) -> Any:
+        return values
+
+    return mine
+
+
+FOREIGN: dict[str, tuple[Callable[[Scene], Any], str]] = {
+    "a lambda": (lambda s: lambda *v: v, NAMELESS.format("<lambda>.<locals>.<lambda>")),
+    "a local function": (lambda s: local_function(), NAMELESS.format("local_function.<locals>.mine")),
+    "an unmarked method": (
+        lambda s: s.me.unmarked,
+        "Probe.unmarked is not marked @at_client, so no client runs it; mark it and say what it gives",
+    ),
+    "a library function": (
+        lambda s: tree.detach,
+        "detach is not marked @at_client, so no client runs it; mark it and say what it gives",
+    ),
+    "another method's function": (
+        lambda s: FedAvg(model=s.me.model, opt=OPT).update,
+        "FedAvg.update is not declared by Probe, so its clients refuse to run it",
+    ),
+    "another copy of its own piece": (
+        lambda s: STRANGER.forward,
+        "SplitClient.forward is not declared by Probe, so its clients refuse to run it",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("verb", ("do", "vjp", "grad"))
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_client_runs_only_what_its_own_copy_of_the_method_declares(what: str, verb: str, engine: str) -> None:
+    function, message = FOREIGN[what]
+    assert refusal(lambda s: getattr(s.clients, verb)(function(s), s.c, s.step.x), engine) == message
+
+
+PLAIN = (
+    "argument {} of {} is a plain {}, which would reach the clients uncounted; "
+    "send it with `down` and pass what that returns"
+)
+AWAY = "argument {} of {} is at the {}; send it with `down` first"
+ARGUMENTS: dict[str, tuple[Callable[[Scene], Any], str]] = {
+    "a tensor": (
+        lambda s: s.clients.do(s.me.client.labels, torch.zeros(3)),
+        PLAIN.format(1, "client.labels", "Tensor"),
+    ),
+    "a number": (
+        lambda s: s.clients.do(s.me.client.begin, s.sent[0], 0.1),
+        PLAIN.format(2, "client.begin", "float"),
+    ),
+    "a server's value": (
+        lambda s: s.clients.vjp(s.me.client.forward, s.c, s.step.x, s.state.client),
+        PLAIN.format(3, "client.forward", "Held"),
+    ),
+    "a tensor for a pullback": (
+        lambda s: s.clients.do(s.pull, torch.zeros(3)),
+        PLAIN.format(1, "a pullback", "Tensor"),
+    ),
+    "rows of the server": (
+        lambda s: s.clients.grad(s.me.client.head_loss, s.c, s.at_server, s.step.y, s.step.key),
+        AWAY.format(2, "client.head_loss", "server"),
+    ),
+    "rows of the fed server": (
+        lambda s: s.clients.do(s.me.client.begin, s.at_fed, s.sent[1]),
+        AWAY.format(1, "client.begin", "fed"),
+    ),
+    "rows of the server for a pullback": (
+        lambda s: s.clients.do(s.pull, s.at_server),
+        AWAY.format(1, "a pullback", "server"),
+    ),
+    "a pullback of the server": (
+        lambda s: s.clients.do(s.server_pull, s.clients.down(GRADIENTS, s.h)),
+        "this pullback is at the server; clients run only their own",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", ARGUMENTS)
+def test_only_what_is_at_the_clients_is_an_argument(what: str, engine: str) -> None:
+    story, message = ARGUMENTS[what]
+    assert refusal(story, engine) == message
+
+
+def test_functions_have_addresses_by_their_place_in_the_method() -> None:
+    model = Split(resnet(), 1)
+    v1 = methods.build("sfl_v1", model, OPT, OPT)
+    assert set(Program(v1).functions) == {
+        f"client.{name}"
+        for name in (
+            "begin",
+            "forward",
+            "labels",
+            "update",
+            "head_loss",
+            "both_ends",
+            "squared_norm",
+            "with_norm",
+        )
+    }
+    assert set(Program(methods.build("fedavg", model, OPT, OPT)).functions) == {"begin", "loss", "update", "report"}
+
+
+# -- What may leave a client -------------------------------------------------------------------------------------------
+
+KEPT = (
+    "client 0 refuses to send {0}: the value was not made by a function of Probe that gives {0} "
+    "(it gives nothing that may leave whole)"
+)
+MADE = "client 0 refuses to send {0}: the value was not made by a function of Probe that gives {0} (it gives {1})"
+HOMELESS = "nothing goes up as {}: it has no home at either server"
+SECRETS: dict[str, Callable[[Scene], PerClient]] = {
+    "raw data": lambda s: s.step.x,
+    "raw labels": lambda s: s.step.y,
+    "a whole part": lambda s: s.c,
+    "momenta": lambda s: s.c.moments,
+    "progress": lambda s: s.c.progress,
+    "gradients of its layers": lambda s: s.g,
+    "one of those": lambda s: s.g.params,
+    "a pullback": lambda s: s.pull,
+    "what it was sent": lambda s: s.clients.down(GRADIENTS, s.at_server),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("secret", SECRETS)
+def test_some_values_leave_under_no_kind(secret: str, kind: Kind, engine: str) -> None:
+    message = KEPT if kind.home else HOMELESS
+    assert refusal(lambda s: s.clients.up(kind(SECRETS[secret](s))), engine) == message.format(kind.name)
+
+
+OTHER_NAMES: dict[str, tuple[Callable[[Scene], PerClient], Kind]] = {
+    "activations": (lambda s: s.z, ACTIVATIONS),
+    "labels": (lambda s: s.y, LABELS),
+    "model": (lambda s: s.c.model, MODEL),
+    "model's values": (lambda s: s.c.model.params, MODEL),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.home], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("what", OTHER_NAMES)
+def test_a_value_leaves_only_as_what_it_was_made(what: str, kind: Kind, engine: str) -> None:
+    value, made = OTHER_NAMES[what]
+    if kind == made:
+        tell(lambda s: s.clients.up(kind(value(s))), engine)
+    else:
+        expected = MADE.format(kind.name, made.name)
+        assert refusal(lambda s: s.clients.up(kind(value(s))), engine) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_clients_secret_among_lawful_values_is_refused(engine: str) -> None:
+    def story(s: Scene) -> None:
+        labels, one = s.y, s.clients.only((3,))
+        labels[one] = s.step.y[one]
+        s.clients.up(LABELS(labels))
+
+    assert refusal(story, engine) == KEPT.format("labels").replace("client 0", "client 3")
+
+
+# -- Which server may see it -------------------------------------------------------------------------------------------
+
+STRAY = "the {} place was given a value that is at the {}"
+PLACES: dict[str, tuple[Callable[[Scene], Any], str]] = {
+    "each with fed rows": (lambda s: s.server.each(OPT.begin, s.at_fed, 0), STRAY.format("server", "fed")),
+    "each with clients' values": (lambda s: s.server.each(torch.neg, s.z), STRAY.format("server", "clients")),
+    "each with a fed value": (
+        lambda s: s.server.each(torch.add, s.at_server, s.state.client),
+        STRAY.format("server", "fed"),
+    ),
+    "each with a client's pullback": (
+        lambda s: s.server.each(s.pull, s.at_server),
+        STRAY.format("server", "clients"),
+    ),
+    "vjp with fed rows": (
+        lambda s: s.server.vjp(s.me.model.upper, s.at_fed, s.at_server),
+        STRAY.format("server", "fed"),
+    ),
+    "vjp with a fed value": (
+        lambda s: s.server.vjp(s.me.model.lower, s.state.client, s.server.hold(torch.zeros(2, 1, 8, 8))),
+        STRAY.format("server", "fed"),
+    ),
+    "grad with fed rows": (lambda s: s.server.grad(torch.neg, s.at_fed), STRAY.format("server", "fed")),
+    "do with a fed value": (lambda s: s.server.do(OPT.begin, s.state.client, 0), STRAY.format("server", "fed")),
+    "do with fed rows": (lambda s: s.server.do(OPT.begin, s.at_fed, 0), STRAY.format("server", "fed")),
+    "do with own rows": (
+        lambda s: s.server.do(torch.neg, s.at_server),
+        "`do` computes on one value, but this is a row for each client; use `each`, `mean`, `sum` or `concat`",
+    ),
+    "copies of a fed value": (lambda s: s.server.copies(s.state.client, s.clients), STRAY.format("server", "fed")),
+    "rows of fed values": (lambda s: s.server.rows({0: s.state.client}), STRAY.format("server", "fed")),
+    "concat of fed rows": (lambda s: s.server.concat(s.at_fed), STRAY.format("server", "fed")),
+    "pick of fed rows": (lambda s: s.server.pick(s.at_fed, 0), STRAY.format("server", "fed")),
+    "mean of fed rows": (lambda s: s.server.mean(s.at_fed), STRAY.format("server", "fed")),
+    "fed mean of server rows": (lambda s: s.fed.mean(s.at_server), STRAY.format("fed", "server")),
+    "fed sum of server rows": (lambda s: s.fed.sum(s.at_server), STRAY.format("fed", "server")),
+    "fed mean of clients' values": (lambda s: s.fed.mean(s.c.model), STRAY.format("fed", "clients")),
+    "fed pick of server rows": (lambda s: s.fed.pick(s.at_server, 0), STRAY.format("fed", "server")),
+    "fed do with a server value": (lambda s: s.fed.do(OPT.begin, s.state.server, 0), STRAY.format("fed", "server")),
+    "row of clients' values": (
+        lambda s: s.z.row(0),
+        "the value of client 0 is at the client; `up` is the only way to bring it to a server",
+    ),
+    "gradients from fed": (
+        lambda s: s.clients.down(GRADIENTS, s.at_fed),
+        "what goes down as gradients is at the server, but this value is at the fed",
+    ),
+    "a model from the server": (
+        lambda s: s.clients.down(MODEL, s.state.server),
+        "what goes down as model is at the fed, but this value is at the server",
+    ),
+    "gradients from the clients themselves": (
+        lambda s: s.clients.down(GRADIENTS, s.z),
+        "what goes down as gradients is at the server, but this value is at the clients",
+    ),
+    "a number as a model": (
+        lambda s: s.clients.down(MODEL, 0.1),
+        "a plain number travels as settings, not as model",
+    ),
+    "up to two servers": (
+        lambda s: s.clients.up(ACTIVATIONS(s.z), MODEL(s.c.model)),
+        "one `up` goes to one server, but activations, model belong to fed and server",
+    ),
+    "up from a server": (
+        lambda s: s.clients.up(ACTIVATIONS(s.at_server)),
+        "what goes up as activations is at the clients, but this value is at the server",
+    ),
+    "send under another kind": (
+        lambda s: s.fed.send(MODEL, s.state.client, s.server),
+        "only aggregates go from server to server, as sync; this is model",
+    ),
+    "send of single clients' rows": (
+        lambda s: s.fed.send(SYNC, s.at_fed, s.server),
+        "only aggregates go from server to server, as sync; this is single clients' values",
+    ),
+    "send of one client's row": (
+        lambda s: s.fed.send(SYNC, s.fed.pick(s.at_fed, 0), s.server),
+        "only aggregates go from server to server, as sync; this is single clients' values",
+    ),
+    "send of what was made of one client's row": (
+        lambda s: s.fed.send(SYNC, s.fed.do(OPT.begin, s.fed.pick(s.at_fed, 0), 0), s.server),
+        "only aggregates go from server to server, as sync; this is single clients' values",
+    ),
+    "send of the other's value": (
+        lambda s: s.server.send(SYNC, s.state.client, s.server),
+        STRAY.format("server", "fed"),
+    ),
+    "assignment across places": (
+        lambda s: s.at_fed.__setitem__(s.clients, s.at_server),
+        "a value at the server cannot be put among values at the fed; send it there first",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", PLACES)
+def test_a_server_sees_only_what_is_its_own(what: str, engine: str) -> None:
+    story, message = PLACES[what]
+    assert refusal(story, engine) == message
+
+
+def test_the_law_between_servers_does_not_depend_on_a_meter() -> None:
+    server, fed = Server(Loop()), Fed(Loop())
+    with pytest.raises(LawError, match=STRAY.format("server", "fed")):
+        server.send(SYNC, fed.hold(torch.zeros(())), fed)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_aggregate_goes_from_server_to_server_and_is_counted(engine: str) -> None:
+    def story(s: Scene) -> None:
+        mean = s.fed.send(SYNC, s.fed.mean(s.at_fed), s.server)
+        agree(s.server.do(OPT.begin, mean, 0).tree.params, s.state.client.tree.params)
+
+    sim = tell(story, engine)
+    assert sim.ledger.totals["inter_server_sync"] == tree.num_bytes(sim.start().client.tree.params)
