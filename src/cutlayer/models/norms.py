@@ -1,15 +1,16 @@
 """Normalisation layers for images, by name."""
 
 import math
+from typing import Literal, get_args
 
 from torch import nn
 
 from cutlayer.errors import UnknownNameError
 
-NORMS = ("none", "batch", "group")
+Norm = Literal["none", "batch", "group"]
 
 
-def image_norm(name: str, channels: int) -> nn.Module:
+def image_norm(name: Norm, channels: int) -> nn.Module:
     """The normalisation of that name for so many channels."""
     if name == "none":
         return nn.Identity()
@@ -18,4 +19,4 @@ def image_norm(name: str, channels: int) -> nn.Module:
     if name == "group":
         groups = math.gcd(channels, max(1, channels // 16))  # 16 channels to a group, or as near as divides
         return nn.GroupNorm(groups, channels)
-    raise UnknownNameError("norm", name, NORMS)
+    raise UnknownNameError("norm", name, get_args(Norm))

@@ -1,15 +1,19 @@
 """Residual networks; a unit is the stem, a residual block or the head."""
 
+from typing import Literal, get_args
+
 from torch import Tensor, nn
 
 from cutlayer.errors import UnknownNameError
-from cutlayer.models.norms import image_norm
+from cutlayer.models.norms import Norm, image_norm
+
+Stem = Literal["3x3", "imagenet"]
 
 
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = image_norm(norm, outputs)
@@ -37,13 +41,13 @@ class ResNet(nn.Module):
         blocks: tuple[int, ...],
         num_classes: int = 10,
         in_channels: int = 3,
-        stem: str = "3x3",
-        norm: str = "batch",
+        stem: Stem = "3x3",
+        norm: Norm = "batch",
         width: int = 64,
     ) -> None:
         super().__init__()
-        if stem not in ("3x3", "imagenet"):
-            raise UnknownNameError("stem", stem, ("3x3", "imagenet"))
+        if stem not in get_args(Stem):
+            raise UnknownNameError("stem", stem, get_args(Stem))
         large = stem == "imagenet"
         kernel, stride = (7, 2) if large else (3, 1)
         self.conv1 = nn.Conv2d(in_channels, width, kernel, stride, padding=kernel // 2, bias=False)
@@ -82,14 +86,14 @@ class ResNet(nn.Module):
 
 
 def resnet18(
-    num_classes: int = 10, in_channels: int = 3, stem: str = "3x3", norm: str = "batch", width: int = 64
+    num_classes: int = 10, in_channels: int = 3, stem: Stem = "3x3", norm: Norm = "batch", width: int = 64
 ) -> ResNet:
     """ResNet-18; the 3x3 stem is for small images, the ImageNet stem shrinks them fourfold first."""
     return ResNet((2, 2, 2, 2), num_classes, in_channels, stem, norm, width)
 
 
 def resnet_tiny(
-    num_classes: int = 10, in_channels: int = 1, stem: str = "3x3", norm: str = "batch", width: int = 4
+    num_classes: int = 10, in_channels: int = 1, stem: Stem = "3x3", norm: Norm = "batch", width: int = 4
 ) -> ResNet:
     """A residual network of a few thousand parameters, with all the features of a large one."""
     return ResNet((1, 1, 1), num_classes, in_channels, stem, norm, width)

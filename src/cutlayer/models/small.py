@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from cutlayer.models.norms import image_norm
+from cutlayer.models.norms import Norm, image_norm
 
 
 def mlp(in_features: int = 64, hidden: tuple[int, ...] = (64, 32), num_classes: int = 10) -> nn.Sequential:
@@ -19,7 +19,7 @@ def mlp(in_features: int = 64, hidden: tuple[int, ...] = (64, 32), num_classes: 
 
 
 def cnn(
-    in_channels: int = 1, num_classes: int = 10, image_size: int = 8, width: int = 16, norm: str = "none"
+    in_channels: int = 1, num_classes: int = 10, image_size: int = 8, width: int = 16, norm: Norm = "none"
 ) -> nn.Sequential:
     """Two convolutions, each with ReLU and pooling, and two fully connected layers: units conv1, conv2, fc1, head."""
     features = 2 * width * (image_size // 4) ** 2
@@ -31,7 +31,7 @@ def cnn(
     return nn.Sequential(units)
 
 
-def _conv(inputs: int, outputs: int, norm: str) -> nn.Sequential:
+def _conv(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:
     # BatchNorm takes the mean off again, so a bias before it would only gather rounding noise
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=norm != "batch")
     return nn.Sequential(conv, image_norm(norm, outputs), nn.ReLU(), nn.MaxPool2d(2))

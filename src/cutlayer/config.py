@@ -1,0 +1,242 @@
+"""A run as data: what a recipe returns and what a TOML file spells.
+
+    data = "digits"
+    rounds = 40
+    method = "sfl_v2"                # short for a table with nothing but a name
+
+    [optimiser]
+    name = "sgd"
+    lr = { schedule = "cosine", lr = 0.1, rounds = 40 }
+    momentum = 0.9
+
+Everything that a file names is checked when it is read, before any data is loaded.
+"""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from cutlayer import optim, registry
+from cutlayer.batches import Batching
+from cutlayer.data.partition import PARTITIONS
+from cutlayer.data.sources import SOURCES
+from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.methods import METHODS
+from cutlayer.models import MODELS
+from cutlayer.optim import OPTIMISERS
+from cutlayer.schedules import SCHEDULES, Schedule
+from cutlayer.simulation import ENGINES
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name from a registry, with its options; an option that is None is one that is left out."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {k: _with_tuples(v) for k, v in self.options.items() if v is not None}
+        object.__setattr__(self, "options", given)
+
+
+def _with_tuples(value: Any) -> Any:
+    """TOML has only lists: without them, a run that is written and read again is equal to itself."""
+    if isinstance(value, Mapping):
+        return {k: _with_tuples(v) for k, v in value.items() if v is not None}
+    return tuple(_with_tuples(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, whole: the same run on the same machine and engine gives the same metrics file."""
+
+    name: str = "run"  # and the folder it is kept in
+    data: str = "digits"
+    validation: float = 0.0  # fraction of the training samples held out before they are dealt to clients
+    clients: int = 20
+    per_round: int | None = None  # clients that take part in a round; all of them by default
+    partition: Choice = Choice("dirichlet", {"alpha": 0.3})
+    model: Choice = Choice("cnn")
+    cut: int | str = 1  # units at the client, or the name of the last of them
+    head: int | str | None = None  # first unit that is back at the client (U-shape)
+    method: Choice = Choice("sfl_v1")
+    optimiser: Choice = Choice("sgd", {"lr": 0.05})
+    server_optimiser: Choice | None = None  # the same as the clients' by default
+    batching: Batching = Batching()
+    rounds: int = 20
+    seed: int = 0
+    engine: str = "auto"
+    chunk: int | None = None  # most clients that vmap stacks at a time
+    device: str = "cpu"
+    cpu_threads: int | None = None  # that torch computes with; as many as it likes by default
+    eval_every: int = 1  # the last round is always evaluated
+    per_client: bool = False  # also measure the model on each client's own samples
+    checkpoint_every: int = 1  # the last round always leaves one
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "per_round", "rounds", "chunk", "cpu_threads", "eval_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
+        path = PurePosixPath(self.name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or any(c in self.name for c in "\\\0"):
+            raise ConfigError(f"the name {self.name!r} cannot be a folder below --out; use words, with / between them")
+
+
+class Table(NamedTuple):
+    """What the name in a table of the file may be, and which arguments of it are not the user's."""
+
+    what: str
+    entries: Mapping[str, Callable[..., Any]]
+    given: tuple[str, ...] = ()
+
+
+TABLES = {
+    "partition": Table("partition", PARTITIONS),
+    "model": Table("model", MODELS),
+    "method": Table("method", METHODS, given=("model", "client_opt", "server_opt")),
+    "optimiser": Table("optimiser", OPTIMISERS),
+    "server_optimiser": Table("optimiser", OPTIMISERS),
+}
+CHOICES = tuple(TABLES)
+NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "data": ("data set", SOURCES),
+    "engine": ("engine", dict.fromkeys(ENGINES)),
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a TOML file, with its syntax errors in a user's words."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}; check the path") from None
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
+    """The run with these keys replaced; a table changes only the options that it names, unless it names another thing.
+
+    Names, types and values are checked; `where` tells a user which file the mistake is in.
+    """
+    known = registry.options_of(Run)
+    values: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key not in known:
+            raise UnknownNameError("key", key, known, where)
+        if key in TABLES:
+            values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
+        elif key == "batching":
+            values[key] = _batching(run.batching, value, f"{where}, [batching]")
+        else:
+            values[key] = _typed(key, value, known[key].annotation, where)
+            if key in NAMES:
+                registry.find(*NAMES[key], value, where)
+    return _made(where, dataclasses.replace, run, **values)  # type: ignore[no-any-return]
+
+
+def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
+    what, entries, given = TABLES[key]
+    if not isinstance(value, Mapping):
+        value = {"name": value}
+    name = value.get("name", old.name if old else None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} needs a name, such as name = {_literal(min(entries))}")
+    kept = old.options if old is not None and old.name == name else {}
+    options = {**kept, **{k: v for k, v in value.items() if k != "name"}}
+    known = registry.options_of(registry.find(what, entries, name, where), given)
+    choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
+    if entries is OPTIMISERS:
+        _made(where, optim.build, name, **choice.options)  # an optimiser costs nothing, and knows its own limits
+    return choice
+
+
+def _batching(old: Batching, value: Any, where: str) -> Batching:
+    known = registry.options_of(Batching)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be a table with {', '.join(known)}")
+    changes = _checked("batching", known, value, where)
+    return _made(where, dataclasses.replace, old, **changes)  # type: ignore[no-any-return]
+
+
+def _checked(what: str, known: registry.Parameters, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options of a thing: each known, of its type, and none missing."""
+    registry.check_options(what, known, options, where)
+    return {key: _typed(key, value, known[key].annotation, where) for key, value in options.items()}
+
+
+def _typed(key: str, value: Any, kind: Any, where: str) -> Any:
+    """The value as this type, which a function's signature states."""
+    if kind == float | Schedule:
+        return _schedule(value, f"{where}, {key}") if isinstance(value, Mapping) else _typed(key, value, float, where)
+    if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
+        raise UnknownNameError(key, value, get_args(kind), where)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`", "")
+        raise ConfigError(f"{key} = {_literal(value)} in {where} does not fit: {reason}") from None
+
+
+def _schedule(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name = str(value.get("schedule", "constant"))
+    known = registry.options_of(registry.find("schedule", SCHEDULES, name, where))
+    options = {k: v for k, v in value.items() if k != "schedule"}
+    return {"schedule": name, **_checked(f"schedule {name!r}", known, options, where)}
+
+
+def _made(where: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """fn(...), whose complaints about values say where those stand."""
+    try:
+        return fn(*args, **options)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def as_dict(run: Run) -> dict[str, Any]:
+    """The run as it would be spelled in TOML: keys without a value are left out."""
+    plain: dict[str, Any] = {}
+    for f in fields(Run):
+        value = getattr(run, f.name)
+        if isinstance(value, Choice):
+            value = {"name": value.name, **value.options}
+        elif isinstance(value, Batching):
+            value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+        if value is not None:
+            plain[f.name] = value
+    return plain
+
+
+def dumps(run: Run) -> str:
+    """The run as TOML; `cutlayer run` on it repeats the run."""
+    plain = as_dict(run)
+    tables = {k: v for k, v in plain.items() if isinstance(v, dict)}
+    lines = [f"{k} = {_literal(v)}" for k, v in plain.items() if k not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML spells it."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_literal(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes as JSON does, and DEL
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(float(value)) if isinstance(value, float) else str(value)

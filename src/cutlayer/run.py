@@ -1,0 +1,196 @@
+"""Run a run in its folder: from the beginning, or on from its newest checkpoint as if it had never stopped."""
+
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+import cutlayer
+from cutlayer import build, config, tree
+from cutlayer.checkpoint import register
+from cutlayer.config import Run
+from cutlayer.errors import CheckpointError
+from cutlayer.folder import Folder, append_line, write, writing
+from cutlayer.pieces.report import Report
+from cutlayer.training import Record, Training
+from cutlayer.values import Held
+
+__all__ = ["Folder", "environment", "execute"]
+
+log = logging.getLogger("cutlayer")
+
+for _cls in (Held, Report):
+    register(_cls)
+
+
+def execute(
+    run: Run,
+    folder: Folder,
+    *,
+    root: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_start: Callable[[Training], None] | None = None,
+    on_round: Callable[[Training, Record], None] | None = None,
+) -> Training:
+    """Train a run to its last round in its folder.
+
+    A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
+    files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
+    """
+    if not (resume or overwrite):
+        folder.refuse_if_taken()
+    with _threads(run.cpu_threads):
+        return _execute(run, folder, root, resume and not overwrite, on_start, on_round)
+
+
+def _execute(
+    run: Run,
+    folder: Folder,
+    root: Path | None,
+    resume: bool,
+    on_start: Callable[[Training], None] | None,
+    on_round: Callable[[Training, Record], None] | None,
+) -> Training:
+    training = _resumed(run, folder, root) if resume and folder.holds_run() else _started(run, folder, root)
+    if on_start is not None:
+        on_start(training)
+    if training.state.round == run.rounds:
+        log.info("%s: all %d rounds are done already", folder.path, run.rounds)
+    while training.state.round < run.rounds:
+        record = _round(training, run, folder)
+        if on_round is not None:
+            on_round(training, record)
+    _finish(training, folder)
+    return training
+
+
+@contextmanager
+def _threads(num: int | None) -> Iterator[None]:
+    """Compute with so many threads inside: more of them only get in each other's way where tensors are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _round(training: Training, run: Run, folder: Folder) -> Record:
+    """One more round and what it leaves; the metrics come before the checkpoint, which commits the round."""
+    begin = time.perf_counter()
+    record = training.round()
+    seconds = round(time.perf_counter() - begin, 4)
+    if record["round"] == 1:
+        _write_surroundings(training, folder)  # by now an engine is chosen
+    append_line(folder.metrics, record)
+    append_line(folder.timing, {"round": record["round"], "seconds": seconds})
+    if record["round"] % run.checkpoint_every == 0 or record["round"] == run.rounds:
+        content = {"state": training.state, "ledger": training.simulation.ledger.content()}
+        folder.store.save(training.state.round, content, {"config": config.as_dict(run)})
+    return record
+
+
+def _finish(training: Training, folder: Folder) -> None:
+    write(folder.ledger, json.dumps(training.simulation.ledger.content(), indent=2) + "\n")
+    # Copies: safetensors refuses tied weights, which share memory.
+    values = {k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in training.state_dict().items()}
+    write(folder.model, save(values))
+
+
+def _started(run: Run, folder: Folder, root: Path | None, engine: str | None = None) -> Training:
+    training = build.training(run, root, engine)  # before anything is touched: a mistake in the run leaves no trace
+    with writing("the run", folder.path):
+        folder.clear()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    _write_surroundings(training, folder)
+    write(folder.config, config.dumps(run))
+    return training
+
+
+def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
+    # An engine that was chosen by timing is kept: another one would give other roundings.
+    engine = folder.surroundings().get("engine")
+    if not folder.store.rounds():
+        _check_first_round(run, folder)
+        return _started(run, folder, root, engine)
+    content, manifest = folder.store.load()
+    _check_same(manifest["config"], run, folder)
+    done = content["state"].round
+    if done > run.rounds:
+        raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
+    training = build.training(run, root, engine)
+    training.history = folder.cut_back(done)
+    training.state = tree.map(lambda a: a.to(run.device), content["state"])
+    training.simulation.ledger.restore(content["ledger"])
+    write(folder.config, config.dumps(run))  # it may have more rounds now
+    _compare_surroundings(folder)
+    return training
+
+
+def _check_first_round(run: Run, folder: Folder) -> None:
+    """A run without a checkpoint begins again, unless it must have had one."""
+    _check_same(config.as_dict(folder.run()), run, folder)
+    done = len(folder.history())
+    if done > run.checkpoint_every:
+        raise CheckpointError(
+            f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
+            "or start over with --overwrite"
+        )
+
+
+def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
+    """The configurations must agree in all but the number of rounds."""
+    there, here = (_flat(json.loads(json.dumps(c))) for c in (then, config.as_dict(run)))
+    for key in sorted(there.keys() | here.keys()):
+        if key != "rounds" and there.get(key) != here.get(key):
+            raise CheckpointError(
+                f"{folder.path} holds a run of another configuration: {key} is {there.get(key)!r} there and "
+                f"{here.get(key)!r} here; resume it with its own, start over with --overwrite, or choose another --out"
+            )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers of a run may depend on beside its configuration."""
+    return {
+        "cutlayer": cutlayer.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _write_surroundings(training: Training, folder: Folder) -> None:
+    engine = training.simulation.engine
+    known = {**environment(), "engine": engine.name if engine is not None else None}
+    write(folder.environment, json.dumps(known, indent=2) + "\n")
+
+
+def _compare_surroundings(folder: Folder) -> None:
+    then = folder.surroundings()
+    for key, now in environment().items():
+        if key in then and then[key] != now:
+            log.warning(
+                "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",
+                folder.path,
+                key,
+                then[key],
+                now,
+            )

@@ -1,0 +1,184 @@
+"""Specifies how a run is spelled in TOML, what is refused before anything is loaded, and in which words."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutlayer import config
+from cutlayer.batches import Batching
+from cutlayer.config import Choice, Run
+from cutlayer.errors import ConfigError, UnknownNameError
+
+
+def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
+    """The run that a file of this text spells; messages speak of my.toml."""
+    path = tmp_path / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    return config.changed(base or Run(), config.read(path), "my.toml")
+
+
+REFUSED = {
+    "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
+    "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: batching, checkpoint_every, chunk, clients, cpu_threads, cut, "
+    "data, device, engine, eval_every, head, method, model, name, optimiser, partition, per_client, per_round, rounds, "
+    "seed, server_optimiser, validation.",
+    "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
+    "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
+    "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
+    "[method]\nmodel = 'cnn'": "unknown key 'model' in my.toml, [method]; known: sync.",
+    "[partition]\nalfa = 1.0": "unknown key 'alfa' in my.toml, [partition]; did you mean 'alpha'?",
+    "[batching]\nsiz = 4": "unknown key 'siz' in my.toml, [batching]; did you mean 'size'?",
+    "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'sl'?",
+    "data = 'digts'": "unknown data set 'digts' in my.toml; did you mean 'digits'?",
+    "engine = 'lop'": "unknown engine 'lop' in my.toml; did you mean 'loop'?",
+    "[method]\nsync = 'stp'": "unknown sync 'stp' in my.toml, [method]; did you mean 'step'?",
+    "[optimiser]\nlr = { schedule = 'cosin', lr = 0.1 }": "unknown schedule 'cosin' in my.toml, [optimiser], lr; "
+    "did you mean 'cosine'?",
+    "[optimiser]\nlr = { schedule = 'cosine', lr = 0.1, round = 5 }": "unknown key 'round' in my.toml, [optimiser], "
+    "lr; did you mean 'rounds'?",
+    "[optimiser]\nlr = { schedule = 'cosine', lr = 0.1 }": "schedule 'cosine' needs rounds; "
+    "add it in my.toml, [optimiser], lr",
+    "[optimiser]\nlr = { schedule = 'cosine', lr = 'x', rounds = 5 }": 'lr = "x" in my.toml, [optimiser], lr does not '
+    "fit: Expected float, got str",
+    "[optimiser]\nlr = { schedule = 'cosine', lr = -0.1, rounds = 5 }": "my.toml, [optimiser]: lr is -0.1, "
+    "but it must be a number above 0.",
+    "optimiser = 'adam'": "optimiser 'adam' needs lr; add it in my.toml, [optimiser]",
+    "[server_optimiser]\nlr = 0.1": 'my.toml, [server_optimiser] needs a name, such as name = "adam"',
+    "method = 3": 'my.toml, [method] needs a name, such as name = "fedavg"',
+    "rounds = 'ten'": 'rounds = "ten" in my.toml does not fit: Expected int, got str',
+    "rounds = true": "rounds = true in my.toml does not fit: Expected int, got bool",
+    "cut = 1.5": "cut = 1.5 in my.toml does not fit: Expected int | str, got float",
+    "data = 3": "data = 3 in my.toml does not fit: Expected str, got int",
+    "[model]\nname = 'mlp'\nhidden = [32, 'x']": 'hidden = [32, "x"] in my.toml, [model] does not fit: '
+    "Expected int, got str - at $[1]",
+    "[optimiser]\nlr = [0.1]": "lr = [0.1] in my.toml, [optimiser] does not fit: Expected float, got array",
+    "[optimiser]\nmomentum = 1.5": "my.toml, [optimiser]: momentum is 1.5, "
+    "but it must be a number from 0 up to below 1.",
+    "[batching]\nsize = 'x'": 'size = "x" in my.toml, [batching] does not fit: Expected int, got str',
+    "[batching]\nsize = 0": "my.toml, [batching]: batching: size is 0; it must be at least 1",
+    "batching = 8": "my.toml, [batching] must be a table with size, epochs, steps, drop_last",
+    "rounds = 0": "my.toml: rounds is 0; it must be at least 1",
+    "per_round = 0": "my.toml: per_round is 0; it must be at least 1",
+    "validation = 1": "my.toml: validation is 1.0; it must be a fraction from 0 up to below 1",
+    "name = '../up'": "my.toml: the name '../up' cannot be a folder below --out; use words, with / between them",
+    "name = ''": "my.toml: the name '' cannot be a folder below --out; use words, with / between them",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_mistake_is_refused_with_its_place_and_the_nearest_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError)) as error:
+        from_toml(tmp_path, text)
+    assert str(error.value) == REFUSED[text]
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    with pytest.raises(ConfigError, match=r"^there is no configuration file .*my\.toml; check the path$"):
+        config.read(path)
+    path.write_text("rounds = ")
+    with pytest.raises(ConfigError, match=r"my\.toml is not valid TOML: Invalid value \(at end of document\)$"):
+        config.read(path)
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match=r"my\.toml is not valid TOML: 'utf-8' codec can't decode byte 0xff"):
+        config.read(path)
+    with pytest.raises(ConfigError, match=r"^the configuration file .* cannot be read: Is a directory$"):
+        config.read(tmp_path)
+
+
+def test_a_table_keeps_the_options_that_it_does_not_name(tmp_path: Path) -> None:
+    base = Run(optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.5}), batching=Batching(size=8, epochs=3))
+    run = from_toml(tmp_path, "[optimiser]\nmomentum = 0.9\n[batching]\nsize = 16", base)
+    assert run.optimiser == Choice("sgd", {"lr": 0.1, "momentum": 0.9})
+    assert run.batching == Batching(size=16, epochs=3)
+
+
+def test_another_name_starts_from_no_options(tmp_path: Path) -> None:
+    run = from_toml(tmp_path, "partition = 'iid'\n[optimiser]\nname = 'adam'\nlr = 1")
+    assert run.optimiser == Choice("adam", {"lr": 1.0})
+    assert run.partition == Choice("iid")
+
+
+def test_lists_and_tuples_are_the_same_option_and_none_is_no_option() -> None:
+    schedule = {"schedule": "steps", "lr": 0.1, "milestones": [3, 5]}
+    assert Choice("sgd", {"lr": schedule, "clip": None}) == Choice("sgd", {"lr": {**schedule, "milestones": (3, 5)}})
+
+
+def test_the_written_form_is_this() -> None:
+    run = Run(
+        name="digits/first",
+        optimiser=Choice("sgd", {"lr": {"schedule": "cosine", "lr": 1e-05, "rounds": 9}, "nesterov": False}),
+        batching=Batching(size=8),
+    )
+    assert config.dumps(run) == (
+        'name = "digits/first"\ndata = "digits"\nvalidation = 0.0\nclients = 20\ncut = 1\nrounds = 20\nseed = 0\n'
+        'engine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
+        '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
+        '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
+        "[batching]\nsize = 8\nepochs = 1\ndrop_last = true\n"
+    )
+
+
+def positive(**limits: Any) -> st.SearchStrategy[float]:
+    return st.floats(min_value=0, exclude_min=True, allow_infinity=False, **limits)
+
+
+counts = st.integers(1, 10**30)  # TOML sets no limit of 64 bits for us
+words = st.text(st.characters(exclude_categories=["Cs"]))  # quotes, new lines, controls, all of Unicode
+some_cut = st.integers(0, 9) | words
+schedules = st.one_of(
+    st.builds(lambda lr, rounds: {"schedule": "cosine", "lr": lr, "rounds": rounds}, positive(), counts),
+    st.builds(lambda lr, at: {"schedule": "steps", "lr": lr, "milestones": at}, positive(), st.lists(counts)),
+)
+sgds = st.builds(
+    lambda lr, momentum, clip: Choice("sgd", {"lr": lr, "momentum": momentum, "clip": clip}),
+    positive() | schedules,
+    st.floats(0, 1, exclude_max=True),
+    st.none() | positive(),
+)
+adams = st.builds(
+    lambda lr, betas: Choice("adam", {"lr": lr, "betas": betas}),
+    positive(),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2),
+)
+runs = st.builds(
+    Run,
+    name=words.filter(lambda w: not set(w) & set("\\/.\0") and bool(w)),
+    validation=st.floats(0, 1, exclude_max=True),
+    clients=counts,
+    per_round=st.none() | counts,
+    partition=st.builds(lambda a: Choice("dirichlet", {"alpha": a}), st.floats(allow_nan=False)),
+    model=st.builds(lambda h: Choice("mlp", {"hidden": h}), st.lists(counts)),
+    cut=some_cut,
+    head=st.none() | some_cut,
+    method=st.builds(
+        lambda s, i: Choice("mergesfl", {"seconds_per_sample": s, "ingress": i, "agg": "uniform"}),
+        st.lists(st.floats(allow_nan=False)),
+        st.none() | counts,
+    ),
+    optimiser=sgds | adams,
+    server_optimiser=st.none() | sgds,
+    batching=st.builds(Batching, size=counts, epochs=counts, steps=st.none() | counts, drop_last=st.booleans()),
+    rounds=counts,
+    seed=st.integers(),
+    device=words,
+    cpu_threads=st.none() | counts,
+    per_client=st.booleans(),
+)
+
+
+@settings(deadline=None, derandomize=True)
+@given(runs)
+def test_a_run_that_is_written_and_read_again_is_the_same(run: Run) -> None:
+    assert config.changed(Run(), tomllib.loads(config.dumps(run)), "my.toml") == run
+
+
+def test_a_file_round_trip_keeps_the_run(tmp_path: Path) -> None:
+    run = Run(name="ключ\r\n\"'\x7f", cut="a\\b", optimiser=Choice("sgd", {"lr": 5e-324}))
+    path = tmp_path / "config.toml"
+    path.write_bytes(config.dumps(run).encode())
+    assert config.changed(Run(), config.read(path), str(path)) == run
