@@ -1,0 +1,5 @@
+"""The command line: `cutlayer run`, `compare`, `profile` and `list`."""
+
+from cutlayer.cli.commands import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,75 @@
+"""Everything that can be named in a configuration, with its options and one line about it."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutlayer import registry
+from cutlayer.config import TABLES, Table
+from cutlayer.errors import UnknownNameError
+from cutlayer.recipes import RECIPES
+
+ENGINES = {
+    "auto": "times the others on the first steps and keeps the fastest; says which and why",
+    "loop": "one client after another, plain Python: the reference, and for big models on a CPU",
+    "vmap": "clients of equal shapes stacked: for many small clients",
+}
+DATA = {
+    "digits": "8x8 grey images of 10 digits, built in: 1437 to train, 360 to test",
+    "mnist": "28x28 grey images of 10 digits, from files in the data folder",
+    "fashion_mnist": "28x28 grey images of 10 kinds of clothes, from files in the data folder",
+    "cifar10": "32x32 colour images of 10 classes, from files in the data folder",
+    "cifar100": "32x32 colour images of 100 classes, from files in the data folder",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name; an option without a default must be given."""
+
+    name: str
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+def catalogue() -> dict[str, list[Entry]]:
+    """All names, by kind."""
+    return {
+        "recipes": [Entry(name=name, about=_about(fn)) for name, fn in RECIPES.items()],
+        "methods": _from_table(TABLES["method"]),
+        "models": _from_table(TABLES["model"]),
+        "data": [Entry(name=name, about=about) for name, about in DATA.items()],
+        "engines": [Entry(name=name, about=about) for name, about in ENGINES.items()],
+        "partitions": _from_table(TABLES["partition"]),
+        "optimisers": _from_table(TABLES["optimiser"]),
+    }
+
+
+def of_kind(kind: str | None) -> dict[str, list[Entry]]:
+    """The names of one kind, or of all kinds."""
+    everything = catalogue()
+    if kind is None:
+        return everything
+    if kind not in everything:
+        raise UnknownNameError("kind", kind, everything)
+    return {kind: everything[kind]}
+
+
+def _from_table(table: Table) -> list[Entry]:
+    return [_entry(name, thing, table.given) for name, thing in table.entries.items()]
+
+
+def _entry(name: str, thing: Callable[..., Any], given: tuple[str, ...]) -> Entry:
+    known = registry.options_of(thing, given)
+    return Entry(
+        name=name,
+        about=_about(thing),
+        options={k: p.default for k, p in known.items() if p.default is not p.empty},
+        needs=tuple(k for k, p in known.items() if p.default is p.empty),
+    )
+
+
+def _about(thing: Callable[..., Any]) -> str:
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")

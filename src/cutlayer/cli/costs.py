@@ -1,0 +1,105 @@
+"""What a model of the zoo costs, unit by unit, and on both sides of a cut."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cutlayer import build, registry
+from cutlayer.config import Choice
+from cutlayer.errors import ConfigError
+from cutlayer.models import MODELS
+from cutlayer.plan.profile import Profile, profile
+from cutlayer.split import Split
+
+SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}  # values that an optimiser keeps for a parameter
+SMALL = {"cnn": (1, 8, 8), "mlp": (1, 8, 8)}
+USUAL = (3, 32, 32)
+VALUE_BYTES = 4  # float32
+LABEL_BYTES = 8  # int64
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """3x32x32 as (3, 32, 32)."""
+    words = text.lower().replace("×", "x").split("x")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"--input {text!r} is no shape; write for example --input 3x32x32")
+    return tuple(int(word) for word in words)
+
+
+def model_costs(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    shape: tuple[int, ...] | None = None,
+    classes: int = 10,
+    optimiser: str = "momentum",
+    cut: str | None = None,
+) -> dict[str, Any]:
+    """The costs as plain numbers, for one sample of this shape."""
+    slots = registry.find("optimiser", SLOTS, optimiser)
+    shape = shape or SMALL.get(name, USUAL)
+    fitted = build.fitted(Choice(name, dict(options)), shape, classes)
+    with torch.device("meta"):  # shapes are enough
+        model = registry.make("model", MODELS, name, fitted)
+    try:
+        costs = profile(model, shape, slots)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{name} does not take an input of {_words(shape)}: {reason}. Try another --input.") from None
+    document = {
+        "model": name,
+        "options": fitted,
+        "input": list(shape),
+        "optimiser": optimiser,
+        "macs": costs.macs,
+        "params": costs.params,
+        "units": [_unit(costs, number) for number in range(1, len(costs.rows) + 1)],
+    }
+    if cut is not None:
+        document["cut"] = _sides(costs, Split(model, int(cut) if cut.lstrip("-").isdecimal() else cut).cut)
+    return document
+
+
+def _unit(costs: Profile, number: int) -> dict[str, Any]:
+    row = costs.rows[number - 1]
+    return {
+        "cut": number,
+        "unit": row.name,
+        "forward_flops": row.forward_flops,
+        "backward_flops": row.backward_flops,
+        "activation": row.activation,
+        "activation_bytes": VALUE_BYTES * row.activation,
+        "params": row.params,
+        "optimiser_state": row.optimiser_state,
+        "cumulative_macs": costs.cumulative_forward_flops[number] // 2,
+        "cumulative_params": costs.cumulative_params[number],
+        "share": costs.share(number),
+    }
+
+
+def _sides(costs: Profile, cut: int) -> dict[str, Any]:
+    names = [row.name for row in costs.rows]
+    crossing = VALUE_BYTES * costs.activations[cut]
+    state = costs.cumulative_optimiser_state
+    return {
+        "number": cut,
+        "bytes_up": crossing + LABEL_BYTES,
+        "bytes_down": crossing,
+        "client": {
+            "units": names[:cut],
+            "params": costs.cumulative_params[cut],
+            "optimiser_state": state[cut],
+            "share": costs.share(cut),
+        },
+        "server": {
+            "units": names[cut:],
+            "params": costs.params - costs.cumulative_params[cut],
+            "optimiser_state": state[-1] - state[cut],
+            "share": 1 - costs.share(cut),
+        },
+    }
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in shape)

@@ -1,0 +1,22 @@
+"""Numbers as people read them."""
+
+
+def human_bytes(count: float) -> str:
+    """1.5 KiB, 12.0 MiB, ..."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 in per cent; a dash for none."""
+    return "–" if share is None else f"{100 * share:.1f} %"

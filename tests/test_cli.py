@@ -1,0 +1,339 @@
+"""The command line: what it offers, what it leaves, and what it says to mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import typer.main
+
+import cutlayer
+from cutlayer import cli, simulation
+from cutlayer.cli import catalogue
+from cutlayer.data.sources import SOURCES
+from cutlayer.folder import Folder
+from cutlayer.training import Record, Training
+
+FROZEN = {
+    "run": {
+        "what",
+        "--rounds",
+        "--seed",
+        "--seeds",
+        "--engine",
+        "--data",
+        "--out",
+        "--only",
+        "--set",
+        "--resume",
+        "--overwrite",
+        "--quiet",
+        "--json",
+    },
+    "compare": {"paths", "--target", "--figure", "--json"},
+    "profile": {"model", "--input", "--classes", "--set", "--optimiser", "--cut", "--json"},
+    "list": {"kind", "--json"},
+}
+
+RESNET18 = [  # unit, cumulative multiply-adds (millions), O(L), A(L), cumulative parameters
+    ("stem", 1.769, 0.0032, 65536, 1_856),
+    ("layer1.0", 77.267, 0.1391, 65536, 75_840),
+    ("layer1.1", 152.764, 0.2750, 65536, 149_824),
+    ("layer2.0", 211.485, 0.3808, 32768, 379_968),
+    ("layer2.1", 286.982, 0.5167, 32768, 675_392),
+    ("layer3.0", 345.702, 0.6224, 16384, 1_594_432),
+    ("layer3.1", 421.200, 0.7583, 16384, 2_775_104),
+    ("layer4.0", 479.920, 0.8641, 8192, 6_448_192),
+    ("layer4.1", 555.418, 1.0000, 8192, 11_168_832),
+    ("head", 555.423, 1.0000, 10, 11_173_962),
+]
+SHORT = ["--rounds", "2", "--engine", "loop"]
+
+
+class Said:
+    """Exit code, stdout and stderr of a command."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUTLAYER_DATA", raising=False)
+
+    def call(*words: str) -> Said:
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        captured = capsys.readouterr()
+        return Said(int(left.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+def mistake(said: Said) -> str:
+    """The text of an error: one line on stderr, nothing on stdout, exit code 2."""
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err.removeprefix("error: ").strip()
+
+
+def test_commands_and_options_are_frozen() -> None:
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    found = {name: {p.opts[0] for p in command.params if p.name != "help"} for name, command in commands.items()}
+    assert found == FROZEN
+
+
+@pytest.mark.parametrize("command", FROZEN)
+def test_every_command_has_help_with_examples(say: Any, command: str) -> None:
+    said = say(command, "--help")
+    assert said.code == 0
+    assert "Examples:" in said.out and f"cutlayer {command}" in said.out.split("Examples:")[1]
+
+
+def test_version_and_help(say: Any) -> None:
+    assert say("--version").out == f"cutlayer {cutlayer.__version__}\n"
+    alone = say()
+    assert (alone.code, "Usage: cutlayer" in alone.out) == (0, True)
+    assert say("run").code == 2
+    assert say("train", "digits").code == 2
+
+
+def test_imports_stay_light() -> None:
+    code = (
+        "import sys\n"
+        "def heavy(): return [m for m in ('typer', 'rich', 'matplotlib', 'scipy') if m in sys.modules]\n"
+        "import cutlayer; print(heavy()); import cutlayer.cli; print(heavy())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['typer', 'rich']"]
+
+
+def test_a_recipe_leaves_folders_a_table_and_a_picture(say: Any) -> None:
+    said = say("run", "digits", "--only", "fedavg", "--only", "sfl_v1", *SHORT)
+    assert said.code == 0
+    for method in ("fedavg", "sfl_v1"):
+        folder = Folder(Path(f"runs/digits/{method}/seed-0"))
+        assert [record["round"] for record in folder.history()] == [1, 2]
+        assert folder.run().method.name == method and folder.model.exists()
+    assert matplotlib.image.imread("runs/digits/curves.png").shape == (580, 1360, 4)
+    words = said.out.split()
+    assert words[words.index("fedavg") :][:3] == ["fedavg", "1", "2"]  # one seed, two rounds
+    assert "learning curves: runs/digits/curves.png" in said.out
+    assert "digits/fedavg: round 1/2, accuracy " in said.err and "digits/sfl_v1: round 2/2, accuracy " in said.err
+    # SFL-V1 is FedAvg, whatever the cut
+    compared = say("compare", "runs", "--json").json["runs"]
+    assert compared[0]["final_accuracy"] == compared[1]["final_accuracy"]
+
+
+def test_json_is_alone_on_stdout(say: Any) -> None:
+    said = say("run", "digits", "--only", "sl", "--seeds", "2", "--seed", "5", "--out", "there", "--json", *SHORT)
+    (row,) = said.json["runs"]
+    assert (row["name"], row["seeds"], row["rounds"]) == ("digits/sl", [5, 6], [2, 2])
+    assert row["folders"] == ["there/digits/sl/seed-5", "there/digits/sl/seed-6"]
+    assert said.json["figure"] == "there/digits/curves.png"
+    assert "digits/sl seed 6: round 2/2" in said.err
+
+
+def test_quiet_says_nothing_on_the_way(say: Any) -> None:
+    assert say("run", "digits", "--only", "sl", "--quiet", *SHORT).err == ""
+
+
+def test_auto_says_which_engine_and_why(say: Any) -> None:
+    said = say("run", "digits", "--only", "fedavg", "--rounds", "1")
+    assert said.err.startswith("engine auto: ") and "a step of 10 clients takes loop " in said.err
+
+
+def test_a_file_spells_a_run(say: Any) -> None:
+    Path("mine.toml").write_text(
+        'rounds = 9\nengine = "loop"\nmethod = "fedavg"\n[optimiser]\nname = "sgd"\nlr = 0.2\n'
+    )
+    changes = ["--rounds", "1", "--set", "optimiser.momentum=0.5", "--set", "model=mlp", "--set", "model.hidden=[8, 4]"]
+    assert say("run", "mine.toml", *changes).code == 0
+    run = Folder(Path("runs/mine/seed-0")).run()
+    assert (run.name, run.rounds, run.method.name) == ("mine", 1, "fedavg")
+    assert run.optimiser.options == {"lr": 0.2, "momentum": 0.5}
+    assert (run.model.name, run.model.options) == ("mlp", {"hidden": (8, 4)})
+
+
+def test_a_file_changes_a_recipe(say: Any) -> None:
+    Path("mine.toml").write_text('recipe = "digits"\nrounds = 1\nengine = "loop"\n')
+    assert say("run", "mine.toml", "--only", "fedavg", "--only", "sl").code == 0
+    assert sorted(str(p) for p in Path("runs").glob("*/*/seed-0")) == ["runs/mine/fedavg/seed-0", "runs/mine/sl/seed-0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model'?"),
+        ('method = "fedavgg"', "unknown method 'fedavgg' in mine.toml, [method]; did you mean 'fedavg'?"),
+        ('[method]\nname = "sfl_v1"\nsyn = "step"', "unknown key 'syn' in mine.toml, [method]; did you mean 'sync'?"),
+        ('recipe = "digit"', "unknown recipe 'digit' in mine.toml; did you mean 'digits'?"),
+        ("recipe = 1", 'mine.toml: recipe = 1 is no name; write for example recipe = "digits"'),
+        (
+            'recipe = "digits"\nmethod = "sl"',
+            "with these changes mine/fedavg and mine/sl are the same run; pick one of them with --only",
+        ),
+        (
+            "cut = 9",
+            "cut 9 is out of range: Sequential has 4 units, so cuts go from 0 to 4: "
+            "1 'conv1', 2 'conv2', 3 'fc1', 4 'head'.",
+        ),
+    ],
+)
+def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
+    Path("mine.toml").write_text(text)
+    assert mistake(say("run", "mine.toml")) == message
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run digit", "unknown recipe 'digit'; did you mean 'digits'?"),
+        ("run no.toml", "there is no configuration file no.toml; check the path"),
+        ("run digits --only fedavgg", "unknown run 'fedavgg' in digits (--only); did you mean 'fedavg'?"),
+        ("run digits --engine lop", "unknown engine 'lop' in the command line; did you mean 'loop'?"),
+        (
+            "run digits --set optimiser.lr",
+            "--set 'optimiser.lr' is not key=value; write for example --set optimiser.lr=0.1",
+        ),
+        ("run digits --set rouds=3", "unknown key 'rouds' in --set; did you mean 'rounds' or 'per_round'?"),
+        ("run digits --set rounds=few", 'rounds = "few" in --set does not fit: Expected int, got str'),
+        (
+            "run digits --set model.width=8 --set model=mlp",
+            "--set 'model=mlp' would replace what another --set says about model; give it first",
+        ),
+        ("run digits --resume --overwrite", "--resume and --overwrite contradict each other; give one of them"),
+        (
+            "run cifar10",
+            "cifar10: no data folder is set; point CUTLAYER_DATA or --data at the folder that holds "
+            "cifar10.npz, cifar-10-batches-bin/ or cifar-10-batches-py/.",
+        ),
+        ("compare --figure a.gif .", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf, .svg"),
+        ("profile resnet", "unknown model 'resnet'; did you mean 'resnet18' or 'resnet_tiny'?"),
+        ("profile cnn --input 8by8", "--input '8by8' is no shape; write for example --input 3x32x32"),
+        ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam'?"),
+        ("profile cnn --set widht=3", "unknown option 'widht' in model 'cnn'; did you mean 'width'?"),
+        (
+            "profile cnn --cut [conv]",
+            "Sequential has no unit '[conv]' to cut after; did you mean 'conv2'? "
+            "It has 1 'conv1', 2 'conv2', 3 'fc1', 4 'head'.",
+        ),
+        ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
+    ],
+)
+def test_mistakes_on_the_command_line(say: Any, words: str, message: str) -> None:
+    assert mistake(say(*words.split())) == message
+
+
+def test_a_batch_that_no_client_can_fill(say: Any) -> None:
+    text = mistake(say("run", "digits", "--only", "sl", "--set", "batching.size=5000"))
+    assert text.startswith("batch size 5000 is larger than every client's data (the largest client holds ")
+
+
+def test_a_debugger_may_see_the_traceback(say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLAYER_DEBUG", "1")
+    said = say("run", "digit")
+    assert said.code == 2
+    assert said.err.startswith("Traceback") and "error: unknown recipe 'digit'; did you mean 'digits'?" in said.err
+
+
+def test_earlier_runs_are_kept_unless_told_otherwise(say: Any) -> None:
+    one = ["run", "digits", "--only", "sl", "--quiet", *SHORT]
+    assert say(*one).code == 0
+    refused = (
+        "runs/digits/sl/seed-0 already holds a run (2 rounds done); "
+        "go on with --resume, start over with --overwrite, or choose another --out"
+    )
+    assert mistake(say(*one)) == refused
+    assert mistake(say("run", "digits")) == refused
+    assert not Path("runs/digits/fedavg").exists()  # refused before the first of the five runs
+    before = Path("runs/digits/sl/seed-0/metrics.jsonl").read_text()
+    assert say(*one, "--overwrite").code == 0
+    assert Path("runs/digits/sl/seed-0/metrics.jsonl").read_text() == before
+
+
+def test_an_interrupted_run_says_how_to_go_on(say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "digits", "--only", "sfl_v2", "--rounds", "3", "--engine", "loop"]
+    assert say(*words, "--out", "whole").code == 0
+    real = Training.round
+
+    def interrupted(self: Training) -> Record:
+        if self.state.round == 2:
+            raise KeyboardInterrupt
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "round", interrupted)
+        said = say(*words, "--overwrite", "--out", "my runs")
+    assert said.code == 130
+    assert said.err.splitlines()[-2:] == [
+        "stopped; my runs/digits/sfl_v2/seed-0 is saved up to round 2 of 3",
+        "go on with: cutlayer run digits --only sfl_v2 --rounds 3 --engine loop --out 'my runs' --resume",
+    ]
+    assert say(*words, "--out", "my runs", "--resume").code == 0
+    files = [Path(out) / "digits/sfl_v2/seed-0/metrics.jsonl" for out in ("whole", "my runs")]
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_stopped_clients_are_mentioned(say: Any) -> None:
+    said = say("run", "digits", "--only", "fedavg", "--set", "optimiser.lr=1e30", *SHORT)
+    assert said.code == 0
+    stopped = [record["stopped"] for record in Folder(Path("runs/digits/fedavg/seed-0")).history()]
+    assert sum(stopped) > 0
+    assert f", {sum(stopped)} stopped, " in said.err.splitlines()[-1]
+    assert "stopped" in said.out
+
+
+def test_profile_of_resnet18(say: Any) -> None:
+    costs = say("profile", "resnet18", "--cut", "layer1.1", "--optimiser", "adam", "--json").json
+    units = [
+        (u["unit"], round(u["cumulative_macs"] / 1e6, 3), round(u["share"], 4), u["activation"], u["cumulative_params"])
+        for u in costs["units"]
+    ]
+    assert units == RESNET18
+    cut = costs["cut"]
+    assert (cut["number"], cut["bytes_up"], cut["bytes_down"]) == (3, 4 * 65536 + 8, 4 * 65536)  # 2097.152 kbit
+    assert (cut["client"]["params"], cut["server"]["params"]) == (149_824, 11_173_962 - 149_824)
+    assert (cut["client"]["optimiser_state"], cut["server"]["optimiser_state"]) == (2 * 149_824, 2 * 11_024_138)
+    assert round(cut["client"]["share"], 4) == 0.2750
+
+
+def test_profile_as_a_table(say: Any) -> None:
+    out = say("profile", "resnet18", "--cut", "3").out
+    assert out.startswith("resnet18, one sample of 3x32x32: 555.42 M multiply-adds, 11,173,962 parameters")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "3 layer1.1 150.995 301.990 65,536 256.0 73,984 73,984 27.5" in lines
+    assert "client stem, layer1.0, layer1.1 149,824 585.2 KiB 149,824 27.5 %" in lines
+
+
+def test_profile_fits_the_input(say: Any) -> None:
+    costs = say("profile", "cnn", "--input", "3x16x16", "--classes", "7", "--set", "width=4", "--json").json
+    assert costs["options"] == {"num_classes": 7, "in_channels": 3, "image_size": 16, "width": 4}
+    # 4 channels of 8x8, then 8 of 4x4, then 16 values, then 7 classes
+    assert [u["activation"] for u in costs["units"]] == [256, 128, 16, 7]
+
+
+def test_list_names_everything(say: Any) -> None:
+    found = say("list", "--json").json
+    assert list(found) == ["recipes", "methods", "models", "data", "engines", "partitions", "optimisers"]
+    assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
+    assert all(e["about"] for entries in found.values() for e in entries)
+    sgd = next(e for e in found["optimisers"] if e["name"] == "sgd")
+    assert (sgd["needs"], sgd["options"]["momentum"]) == (["lr"], 0.0)
+    assert set(catalogue.DATA) == set(SOURCES) and set(catalogue.ENGINES) == set(simulation.ENGINES)
+
+
+def test_list_of_one_kind_as_a_table(say: Any) -> None:
+    lines = [" ".join(line.split()) for line in say("list", "partitions").out.splitlines()]
+    assert lines[0] == "partitions"
+    assert "shards A few labels per client, equal sizes. per_client=2" in lines
