@@ -1,0 +1,74 @@
+"""Specifies the names that users import, that each is explained, and what importing them costs."""
+
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+import cutlayer
+
+NAMES = [
+    "Arrays",
+    "Batching",
+    "CutlayerError",
+    "FedAvg",
+    "LawError",
+    "MergeSFL",
+    "Optimiser",
+    "Partition",
+    "Relay",
+    "Result",
+    "Split",
+    "SplitFed",
+    "SplitFedV2",
+    "UsageError",
+    "accuracy",
+    "adam",
+    "adamw",
+    "data",
+    "dirichlet",
+    "evaluate",
+    "fedavg",
+    "from_arrays",
+    "from_dataset",
+    "iid",
+    "load",
+    "mergesfl",
+    "models",
+    "natural",
+    "profile",
+    "schedules",
+    "sfl_v1",
+    "sfl_v2",
+    "sgd",
+    "shards",
+    "sl",
+    "train",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert cutlayer.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_explained(name: str) -> None:
+    explanation = getattr(cutlayer, name).__doc__
+    assert explanation
+    assert not explanation.startswith(f"{name}(")  # what a dataclass writes by itself
+
+
+def imported(code: str) -> str:
+    """What the code prints in a fresh interpreter."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_cutlayer_adds_less_than_a_second_to_torch() -> None:
+    timed = "import time, torch; begin = time.perf_counter(); import cutlayer; print(time.perf_counter() - begin)"
+    assert statistics.median(float(imported(timed)) for _ in range(3)) < 1.0
+
+
+def test_importing_cutlayer_leaves_out_what_only_the_command_line_needs() -> None:
+    heavy = {"matplotlib", "typer", "rich", "scipy"}
+    assert imported(f"import sys, cutlayer; print({heavy} & sys.modules.keys())") == "set()\n"
