@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cutlayer.errors import CutError, UnknownNameError
 from cutlayer.models import build, cnn, mlp, resnet18, resnet_tiny
 from cutlayer.split import Split
-from cutlayer.units import units_of
+from cutlayer.split.units import units_of
 
 
 def test_units_of_the_zoo() -> None:

@@ -1,6 +1,7 @@
 """The reference: one client after another, plain Python, a debugger works."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -27,16 +28,22 @@ class Loop:
         return _rows("anywhere", keys)
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
-        return [_block(j, fn(*(v.at(j) for v in values))) for j in ids]
+        return [_block(j, fn(*own)) for j, own in _one_by_one(values, ids)]
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [_block(j, calculus.vjp(fn, [v.at(j) for v in values], cut)) for j in ids]
+        return [_block(j, calculus.vjp(fn, own, cut)) for j, own in _one_by_one(values, ids)]
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [_block(j, calculus.gradient(fn, [v.at(j) for v in values], cut)) for j in ids]
+        return [_block(j, calculus.gradient(fn, own, cut)) for j, own in _one_by_one(values, ids)]
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        return [_block(j, pullbacks.at(j)(gradient.at(j))) for j in pullbacks.ids]
+        return [_block(j, pull(g)) for j, (pull, g) in _one_by_one((pullbacks, gradient), pullbacks.ids)]
+
+
+def _one_by_one(values: Sequence[PerClient], ids: Ids) -> Iterator[tuple[int, list[Any]]]:
+    """Each client with its own arguments."""
+    homes = [{j: block for block in v.blocks for j in block.ids} for v in values]
+    return ((j, [home[j].row(j) for home in homes]) for j in ids)
 
 
 def _block(j: int, value: Tree) -> Block:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer import tree
 from cutlayer.split import Split
-from cutlayer.units import Unit, skeleton, units_of
+from cutlayer.split.units import Unit, skeleton, units_of
 
 
 @dataclass(frozen=True, kw_only=True)

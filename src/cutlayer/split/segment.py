@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from cutlayer import tree
 from cutlayer.errors import ConfigError
+from cutlayer.split.traits import draws, writes
+from cutlayer.split.units import Chain, Unit, units_of
 from cutlayer.state import Tensors
-from cutlayer.traits import draws, writes
-from cutlayer.units import Chain, Unit, units_of
 
 _GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
 

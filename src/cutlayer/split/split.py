@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from cutlayer import keys
 from cutlayer.errors import CutError
-from cutlayer.segment import Body, Segment, Values
+from cutlayer.split.segment import Body, Segment, Values
+from cutlayer.split.units import skeleton
 from cutlayer.state import Model, Tensors
-from cutlayer.units import skeleton
 
 
 class Split:

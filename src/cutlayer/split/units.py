@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from cutlayer.errors import CutError
-from cutlayer.tracing import traced
+from cutlayer.split.tracing import traced
 
 
 class Unit(NamedTuple):

@@ -1,0 +1,5 @@
+"""A model cut into a client's part and a server's part: units, where they come from, and pure functions of them."""
+
+from cutlayer.split.split import Split
+
+__all__ = ["Split"]
