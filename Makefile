@@ -24,12 +24,17 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The recorded tables are in bench/README.md; about seven minutes on two cores.
+bench: $(READY)
+	OMP_NUM_THREADS=2 $(BIN)/python bench/speed.py
+	$(BIN)/python bench/memory.py
+
 # The pinned versions first, then the package itself without looking for others.
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cutlayer needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --requirement requirements.txt
-	$(BIN)/pip install --quiet --no-deps --editable .
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 clean:
