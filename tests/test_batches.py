@@ -152,13 +152,35 @@ def test_regulated_sizes_equalise_the_time_of_a_step(
     seconds: tuple[float, ...], largest: int, ingress: int | None, expected: tuple[int, ...]
 ) -> None:
     sizes = Regulated(seconds=seconds, largest=largest, ingress=ingress)
-    assert sizes(range(len(seconds))) == dict(enumerate(expected))
+    assert sizes(range(len(seconds)), 99) == dict(enumerate(expected))
+
+
+def test_the_runs_batch_size_is_the_largest_by_default() -> None:
+    assert Regulated(seconds=(1.0, 2.0, 4.0))((0, 1, 2), 32) == {0: 32, 1: 16, 2: 8}
+
+
+def test_a_server_never_takes_more_than_its_ingress() -> None:
+    for ingress in range(3, 34):
+        sizes = Regulated(seconds=(1.0, 30.0, 30.0), largest=30, ingress=ingress)((0, 1, 2), 99)
+        assert sizes == {0: min(30, ingress - 2), 1: 1, 2: 1}
+    with pytest.raises(ConfigError) as caught:
+        Regulated(seconds=(1.0, 2.0, 4.0), ingress=2)((0, 1, 2), 8)
+    assert str(caught.value) == (
+        "regulated batch sizes: ingress is 2, but each of the round's 3 clients sends at least one sample a step; "
+        "give an ingress of at least 3, or fewer clients a round"
+    )
+
+
+@pytest.mark.parametrize("seconds", [(), (1.0, 0.0), (1.0, float("nan")), (float("inf"),)])
+def test_seconds_per_sample_are_positive_numbers(seconds: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"^regulated batch sizes need the seconds per sample of every client"):
+        Regulated(seconds=seconds)
 
 
 def test_the_fastest_client_of_the_round_sets_the_pace() -> None:
-    assert Regulated(seconds=(1.0, 2.0, 4.0), largest=8)((1, 2)) == {1: 8, 2: 4}
+    assert Regulated(seconds=(1.0, 2.0, 4.0), largest=8)((1, 2), 99) == {1: 8, 2: 4}
     with pytest.raises(ConfigError) as caught:
-        Regulated(seconds=(1.0, 2.0), largest=8)((1, 2))
+        Regulated(seconds=(1.0, 2.0), largest=8)((1, 2), 99)
     assert str(caught.value) == "regulated batch sizes: no seconds per sample for client 2; 2 were given"
 
 
@@ -169,7 +191,7 @@ def test_clients_leave_when_their_batches_run_out() -> None:
     round_ = steps(Batching(size=4))
     assert [step.active.ids for step in round_] == [(0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 3), (1, 3), (1, 3)]
     assert [step.staying.ids for step in round_] == [(0, 1, 2, 3), (0, 1, 3), (1, 3), (1, 3), ()]
-    assert [step.idle.tolist() for step in round_] == [
+    assert [list(step.idle.values()) for step in round_] == [
         [0, 0, 0, 0, 0],
         [0, 0, 0, 0, 1],
         [0, 0, 1, 0, 2],
@@ -205,7 +227,7 @@ def test_idle_counts_go_on_through_a_barrier() -> None:
     """Five steps each, in passes of 5 and 2: the first client waits from step 5 on."""
     round_ = steps(Batching(size=4, steps=5), (20, 8), barrier=True)
     assert [step.active.ids for step in round_] == [(0, 1), (0, 1), (0,), (0,), (0,), (1,), (1,), (1,)]
-    assert [step.idle.tolist() for step in round_] == [
+    assert [list(step.idle.values()) for step in round_] == [
         *([0, 0], [0, 0], [0, 1], [0, 2], [0, 3]),
         *([1, 0], [2, 0], [3, 0]),
     ]

@@ -36,12 +36,10 @@ CASES = {
     "mergesfl": Case("mergesfl", {}),
     "mergesfl regulated": Case("mergesfl", {"seconds_per_sample": (1.0, 2.0, 1.0, 0.5, 4.0), "largest_batch": 8}),
 }
-# Adam divides a gradient by its own size: one that is only rounding noise (1e-8 in single precision) gives a full step
-# in a random direction, on any engine. An eps above the noise takes that away and leaves the comparison sharp.
 OPTIMISERS = {
     "sgd": optim.sgd(0.1),
     "momentum": optim.sgd(0.05, momentum=0.9),
-    "adam": optim.adam(1e-2, eps=1e-3),
+    "adam": optim.adam(1e-3),
 }
 SHAPES = {  # cut and head
     "two-part": (1, None),

@@ -117,7 +117,10 @@ def with_plain_end() -> nn.Module:
         return nn.Sequential(*layers.children(), nn.Tanh()).double()
 
 
-@pytest.mark.parametrize(("cut", "head"), [(1, 4), (2, 3), (1, 5), (0, 3), (1, 1), (0, 0), (5, 5)])
+EVERY_U = [(cut, head) for cut in range(NUM_UNITS + 1) for head in range(cut, NUM_UNITS + 1)]
+
+
+@pytest.mark.parametrize(("cut", "head"), EVERY_U)
 @pytest.mark.parametrize(("name", "opt"), [("sl", PLAIN), ("sfl_v1", MOMENTUM)])
 def test_where_a_layer_is_computed_does_not_matter_to_sl_and_sfl_v1(
     name: str, opt: optim.Transform, cut: int, head: int
@@ -159,7 +162,7 @@ def first_batches(partition: Partition, sizes: Sequence[int]) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("case", MERGED)
-@pytest.mark.parametrize(("cut", "head"), [(0, None), (2, None), (NUM_UNITS, None), (1, 3), (2, 4)])
+@pytest.mark.parametrize(("cut", "head"), [*((cut, None) for cut in range(NUM_UNITS + 1)), (1, 3), (2, 4)])
 def test_one_step_of_mergesfl_is_a_step_on_the_merged_batch(case: str, cut: int, head: int | None) -> None:
     held, options, sizes = MERGED[case]
     partition, net = clients_of(held), resnet("group")
@@ -241,12 +244,22 @@ def test_sfl_v2_with_all_layers_at_the_client_is_fedavg(interleave: str, opt: st
     [("fedavg", {}), ("sfl_v1", {}), ("sfl_v2", {"server_opt_reset": "round"})],
     ids=("fedavg", "sfl_v1", "sfl_v2"),
 )
-def test_with_one_client_all_methods_are_local_sgd_with_momentum(name: str, options: dict[str, Any]) -> None:
+def test_with_one_client_methods_that_start_over_are_local_sgd_with_momentum(
+    name: str, options: dict[str, Any]
+) -> None:
     alone, data, net = clients_of((20,)), images(20), resnet()
     for number in range(2):  # a new optimiser each round
         batches = [walk(alone, number=number).samples(0, step) for step in range(5)]
         expected = sgd_by_hand(net, data, batches, lr=0.05, momentum=0.9)
     agree(result(name, MOMENTUM, partition=alone, data=data, **options), expected)
+
+
+def test_mergesfl_with_one_client_is_local_sgd_in_its_first_round() -> None:
+    """Later rounds differ: the server's momentum lives on, the client's starts over."""
+    alone, data, net = clients_of((20,)), images(20), resnet()
+    batches = [walk(alone).samples(0, step) for step in range(5)]
+    expected = sgd_by_hand(net, data, batches, lr=0.05, momentum=0.9)
+    agree(result("mergesfl", MOMENTUM, partition=alone, data=data, rounds=1), expected)
 
 
 def test_the_shared_servers_momentum_lives_on_between_rounds_unless_told_otherwise() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import agree, resnet, simulation
+from torch import Tensor
 
 from cutlayer import methods, optim, tree
 from cutlayer.engines.loop import Loop
@@ -15,11 +16,11 @@ from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTING
 from cutlayer.methods import FedAvg, MergeSFL, Relay, SplitFed, SplitFedV2
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Clients
-from cutlayer.program import Program
+from cutlayer.program import Program, at_client
 from cutlayer.servers import Fed, Server
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Part, State
+from cutlayer.state import Part, State, Tensors
 from cutlayer.values import PerClient
 
 OPT = optim.sgd(0.1, momentum=0.9)
@@ -72,6 +73,11 @@ class Probe:
     def unmarked(self, part: Part) -> Part:
         return part
 
+    @at_client(gives=ACTIVATIONS)
+    def scored(self, part: Part, x: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+        out, buffers = self.model.lower(part, x, key)
+        return out.sum(), buffers
+
 
 class Scene:
     """One lawful mini-batch, with something of everything at every place."""
@@ -82,7 +88,6 @@ class Scene:
         self.c = clients.do(me.client.begin, *self.sent)
         self.step = next(iter(clients.steps()))
         self.z, self.pull = clients.vjp(me.client.forward, self.c, self.step.x, self.step.key)
-        self.y = clients.do(me.client.labels, self.step.y)
         self.at_server = clients.up(ACTIVATIONS(self.z))
         self.at_fed = clients.up(MODEL(self.c.model))
         self.s = server.each(OPT.begin, server.copies(state.server, clients), 0)
@@ -90,16 +95,16 @@ class Scene:
         self.g = clients.do(self.pull, clients.down(GRADIENTS, self.at_server))
 
 
-def tell(story: Callable[[Scene], Any], engine: str) -> Simulation:
-    model = Split(resnet(), 1)
+def tell(story: Callable[[Scene], Any], engine: str, model: Split | None = None) -> Simulation:
+    model = model or Split(resnet(), 1)
     sim = simulation(Probe(model=model, client=SplitClient(model=model, opt=OPT), story=story), engine=engine)
     sim.round(sim.start())
     return sim
 
 
-def refusal(story: Callable[[Scene], Any], engine: str) -> str:
+def refusal(story: Callable[[Scene], Any], engine: str, model: Split | None = None) -> str:
     with pytest.raises(LawError) as caught:
-        tell(story, engine)
+        tell(story, engine, model)
     return str(caught.value)
 
 
@@ -160,8 +165,8 @@ PLAIN = (
 AWAY = "argument {} of {} is at the {}; send it with `down` first"
 ARGUMENTS: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "a tensor": (
-        lambda s: s.clients.do(s.me.client.labels, torch.zeros(3)),
-        PLAIN.format(1, "client.labels", "Tensor"),
+        lambda s: s.clients.do(s.me.client.squared_norm, torch.zeros(3)),
+        PLAIN.format(1, "client.squared_norm", "Tensor"),
     ),
     "a number": (
         lambda s: s.clients.do(s.me.client.begin, s.sent[0], 0.1),
@@ -191,6 +196,14 @@ ARGUMENTS: dict[str, tuple[Callable[[Scene], Any], str]] = {
         lambda s: s.clients.do(s.server_pull, s.clients.down(GRADIENTS, s.h)),
         "this pullback is at the server; clients run only their own",
     ),
+    "a function that came down": (
+        lambda s: s.clients.down(SETTINGS, s.server.hold(lambda x: x)),
+        "only tensors and numbers go down to clients; this is a function",
+    ),
+    "a value in place of a function": (
+        lambda s: s.clients.do(s.c, s.step.x),
+        "this value is no pullback of `vjp`, so it cannot be run; name a function that is declared",
+    ),
 }
 
 
@@ -209,7 +222,6 @@ def test_functions_have_addresses_by_their_place_in_the_method() -> None:
         for name in (
             "begin",
             "forward",
-            "labels",
             "update",
             "head_loss",
             "both_ends",
@@ -230,12 +242,14 @@ MADE = "client 0 refuses to send {0}: the value was not made by a function of Pr
 HOMELESS = "nothing goes up as {}: it has no home at either server"
 SECRETS: dict[str, Callable[[Scene], PerClient]] = {
     "raw data": lambda s: s.step.x,
-    "raw labels": lambda s: s.step.y,
     "a whole part": lambda s: s.c,
     "momenta": lambda s: s.c.moments,
     "progress": lambda s: s.c.progress,
     "gradients of its layers": lambda s: s.g,
     "one of those": lambda s: s.g.params,
+    "those, asked of a loss": lambda s: s.clients.grad(s.me.scored, s.c, s.step.x, s.step.key),
+    "running statistics": lambda s: s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key)[1],
+    "single values of its model": lambda s: s.c.model.params,
     "a pullback": lambda s: s.pull,
     "what it was sent": lambda s: s.clients.down(GRADIENTS, s.at_server),
 }
@@ -251,9 +265,8 @@ def test_some_values_leave_under_no_kind(secret: str, kind: Kind, engine: str) -
 
 OTHER_NAMES: dict[str, tuple[Callable[[Scene], PerClient], Kind]] = {
     "activations": (lambda s: s.z, ACTIVATIONS),
-    "labels": (lambda s: s.y, LABELS),
+    "labels": (lambda s: s.step.y, LABELS),
     "model": (lambda s: s.c.model, MODEL),
-    "model's values": (lambda s: s.c.model.params, MODEL),
 }
 
 
@@ -272,15 +285,49 @@ def test_a_value_leaves_only_as_what_it_was_made(what: str, kind: Kind, engine: 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_clients_secret_among_lawful_values_is_refused(engine: str) -> None:
     def story(s: Scene) -> None:
-        labels, one = s.y, s.clients.only((3,))
-        labels[one] = s.step.y[one]
+        labels, one = s.step.y, s.clients.only((3,))
+        labels[one] = s.step.x[one]
         s.clients.up(LABELS(labels))
 
     assert refusal(story, engine) == KEPT.format("labels").replace("client 0", "client 3")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_labels_of_a_u_shape_are_refused_by_the_client(engine: str) -> None:
+    message = refusal(lambda s: s.clients.up(LABELS(s.step.y)), engine, Split(resnet(), 1, head=3))
+    assert message == KEPT.format("labels")
+
+
+def test_a_kind_of_ones_own_is_no_kind() -> None:
+    mine = Kind("labels", "fed")
+    expected = "Kind(name='labels', home='fed') is not a kind of cutlayer.kinds; what crosses goes under one of those"
+    for story in (lambda s: s.clients.up(mine(s.step.y)), lambda s: s.clients.down(mine, s.state.client)):
+        assert refusal(story, "loop") == expected
+    with pytest.raises(LawError, match="is not a kind of"):
+        at_client(gives={"x": mine})
+
+
+def test_a_client_outside_the_round_cannot_be_asked() -> None:
+    assert refusal(lambda s: s.clients.only((99,)), "loop") == "client 99 does not take part in this round"
+
+
 # -- Which server may see it -------------------------------------------------------------------------------------------
 
+TELLING = "a value that may tell of a single client"
+TOLD: dict[str, Callable[["Scene"], Any]] = {
+    "single clients' rows": lambda s: s.fed.send(SYNC, s.at_fed, s.server),
+    "one client's row": lambda s: s.fed.send(SYNC, s.fed.pick(s.at_fed, 0), s.server),
+    "what was made of it": lambda s: s.fed.send(SYNC, s.fed.do(OPT.begin, s.fed.pick(s.at_fed, 0), 0), s.server),
+    "a mean over one client": lambda s: s.fed.send(SYNC, s.fed.mean(s.at_fed[s.clients.only((1,))]), s.server),
+    "a sum that counts one client": lambda s: s.fed.send(
+        SYNC, s.fed.sum(s.at_fed, {j: float(j == 0) for j in s.clients.ids}), s.server
+    ),
+    "all activations side by side": lambda s: s.server.send(SYNC, s.server.concat(s.at_server)[0], s.fed),
+    "their mean": lambda s: s.server.send(SYNC, s.server.mean(s.at_server[s.clients.only((0, 1))]), s.fed),
+    "what the server made of one client's activations": lambda s: s.server.send(
+        SYNC, s.server.vjp(s.me.model.upper, s.state.server, s.server.pick(s.at_server, 0))[0], s.fed
+    ),
+}
 STRAY = "the {} place was given a value that is at the {}"
 PLACES: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "each with fed rows": (lambda s: s.server.each(OPT.begin, s.at_fed, 0), STRAY.format("server", "fed")),
@@ -350,18 +397,10 @@ PLACES: dict[str, tuple[Callable[[Scene], Any], str]] = {
         lambda s: s.fed.send(MODEL, s.state.client, s.server),
         "only aggregates go from server to server, as sync; this is model",
     ),
-    "send of single clients' rows": (
-        lambda s: s.fed.send(SYNC, s.at_fed, s.server),
-        "only aggregates go from server to server, as sync; this is single clients' values",
-    ),
-    "send of one client's row": (
-        lambda s: s.fed.send(SYNC, s.fed.pick(s.at_fed, 0), s.server),
-        "only aggregates go from server to server, as sync; this is single clients' values",
-    ),
-    "send of what was made of one client's row": (
-        lambda s: s.fed.send(SYNC, s.fed.do(OPT.begin, s.fed.pick(s.at_fed, 0), 0), s.server),
-        "only aggregates go from server to server, as sync; this is single clients' values",
-    ),
+    **{
+        f"send of {what}": (send, f"only aggregates go from server to server, as sync; this is {TELLING}")
+        for what, send in TOLD.items()
+    },
     "send of the other's value": (
         lambda s: s.server.send(SYNC, s.state.client, s.server),
         STRAY.format("server", "fed"),

@@ -9,6 +9,7 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 VOCABULARY = {
+    "cutlayer.checks",
     "cutlayer.errors",
     "cutlayer.keys",
     "cutlayer.kinds",

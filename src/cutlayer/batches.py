@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,6 @@ from cutlayer import keys
 from cutlayer.errors import ConfigError
 
 Index = NDArray[np.int64]
-
-
-class HasSizes(Protocol):
-    """Index lists, one per client."""
-
-    @property
-    def clients(self) -> tuple[Index, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +25,13 @@ class Batching:
     def __post_init__(self) -> None:
         for name in ("size", "epochs", "steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None and name == "steps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise ConfigError(f"batching: {name} is {value!r}; it must be a whole number")
+            if value < 1:
                 raise ConfigError(f"batching: {name} is {value}; it must be at least 1")
+            object.__setattr__(self, name, int(value))  # numpy's integers are no JSON
 
     def per_epoch(self, num_samples: int, size: int) -> int:
         """Steps in one pass. A client with less than a batch takes all it has; one sample alone is no batch."""

@@ -4,15 +4,24 @@ Backward passes run outside `vmap`, on the stacked tensors themselves: the same 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cutlayer import tree
+from cutlayer.errors import CutError, LawError
 from cutlayer.state import Grads
+from cutlayer.values import PerClient
 
 Pull = Callable[[Tensor], Grads]
+
+
+class Pullback(NamedTuple):
+    """A pullback with the clients that it was made for, side by side."""
+
+    pull: Pull
+    ids: tuple[int, ...]
 
 
 def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> tuple[Tensor, Pull]:
@@ -26,6 +35,8 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
         args[cut] = args[cut].detach().requires_grad_()
     with torch.enable_grad():
         out, buffers = run(*args)
+    if not isinstance(out, Tensor):
+        raise CutError("what crosses the cut is no single tensor, but a dict of inputs; cut after the first unit")
     buffers = tree.detach(buffers)
     inputs = [*params.values(), *([args[cut]] if cut is not None else [])]
 
@@ -44,3 +55,9 @@ def gradient(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int |
     loss, pull = vjp(run, args, cut)
     seed = torch.where(loss.isfinite(), 1.0, torch.nan).to(loss.dtype)
     return pull(seed)._replace(loss=loss)
+
+
+def check_pullback(value: PerClient) -> None:
+    """Only what `vjp` gave can be run by value; any other function needs a name."""
+    if not all(isinstance(b.tree, Pullback) for b in value.blocks):
+        raise LawError("this value is no pullback of `vjp`, so it cannot be run; name a function that is declared")

@@ -10,6 +10,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+def reason(error: BaseException) -> str:
+    """The first line of what an error says, or its name."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def check(holds: bool, name: str, value: Any, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")

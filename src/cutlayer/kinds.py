@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from cutlayer.errors import LawError
+
 if TYPE_CHECKING:
     from cutlayer.values import PerClient
 
@@ -41,3 +43,9 @@ SETUP = Kind("setup", None)
 SYNC = Kind("sync", None)
 
 KINDS = (ACTIVATIONS, LABELS, GRADIENTS, AUXILIARY, SCALARS, MODEL, SLOPES, STATISTICS, SETTINGS, SETUP, SYNC)
+
+
+def check_kind(kind: Kind) -> None:
+    """Refuse a kind that is not one of these: a home of one's own choosing would be no law."""
+    if kind not in KINDS:
+        raise LawError(f"{kind!r} is not a kind of cutlayer.kinds; what crosses goes under one of those")

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from cutlayer import keys
+from cutlayer import keys, tree
 from cutlayer.batches import Walk
+from cutlayer.calculus import check_pullback
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
-from cutlayer.kinds import SETTINGS, Kind, Parcel, Place
+from cutlayer.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.meters.base import Meter
 from cutlayer.program import Program
-from cutlayer.values import Held, PerClient, common, shared, unzipped
+from cutlayer.values import Gives, Held, PerClient, common, shared, unzipped
 
 Weights = Mapping[int, float]
-Scalar = (int, float)
+Scalar = int | float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Step:
     everyone: "Clients"  # the clients of the round
     active: "Clients"  # those that take this step
     staying: "Clients"  # those of them that have another one
-    idle: Tensor  # for each client of the round: steps since its last one, 0 while it is active
+    idle: Mapping[int, int]  # for each client of the round: steps since its last one, 0 while it is active
     sizes: Mapping[int, int]  # samples in each active client's batch
     x: PerClient
     y: PerClient
@@ -71,7 +71,15 @@ class Clients:
         """The key of this round."""
         return self._world.key
 
+    @property
+    def batch(self) -> int:
+        """The run's batch size."""
+        return self._world.walk({}).batching.size
+
     def only(self, ids: tuple[int, ...]) -> "Clients":
+        strangers = [j for j in ids if j not in self._world.sizes]
+        if strangers:
+            raise LawError(f"client {strangers[0]} does not take part in this round")
         return self if ids == self.ids else Clients(self._world, ids)
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -122,10 +130,10 @@ class Clients:
             everyone=self,
             active=self.only(active),
             staying=self.only(tuple(j for j in active if left[j])),
-            idle=torch.tensor([number - last[j] for j in self.ids], dtype=torch.float64),
+            idle={j: number - last[j] for j in self.ids},
             sizes=sizes,
             x=x,
-            y=y,
+            y=_giving(y, world.program.labels),
             key=world.engine.keys({j: keys.fold(world.key, "step", number, j) for j in active}),
             number=number,
             ends_epoch=ends_epoch,
@@ -139,22 +147,26 @@ class Clients:
         if isinstance(fn, PerClient):
             ids = common((fn, *values), self.ids)
             pulled = self._world.engine.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
-            return _kept(PerClient("clients", pulled, ids))
-        return unzipped(self._run(self._world.engine.call, fn, values))
+            return PerClient("clients", pulled, ids)
+        return self._run(self._world.engine.call, fn, values)
 
     def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
         """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
-        out, pull = unzipped(self._run(self._world.engine.vjp, fn, (part, *values), cut=None))
-        return out, _kept(pull)
+        out, pull = self._run(self._world.engine.vjp, fn, (part, *values), cut=None)
+        gives = self._world.program.gives(fn)
+        return _giving(out, gives if isinstance(gives, Kind) else None), pull
 
     def grad(self, fn: Callable[..., Any], part: PerClient, *values: PerClient, cut: int | None = None) -> PerClient:
         """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
         self._check_arguments(fn, (part, *values))
-        return self._run(self._world.engine.grad, fn, (part, *values), cut=cut)
+        grads: PerClient = self._run(self._world.engine.grad, fn, (part, *values), cut=cut)
+        gives = self._world.program.gives(fn)
+        return _giving(grads, gives if isinstance(gives, Mapping) else None)
 
     def down(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
         """Send a value from the kind's home to these clients: one for all, or each client's own."""
+        check_kind(kind)
         sent = self._addressed(kind, value)
         for meter in self._world.meters:
             meter.crossed(kind, "down", sent)
@@ -164,7 +176,7 @@ class Clients:
         """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
         ids = common([p.value for p in parcels], self.ids)
-        brought = [PerClient(home, self._released(kind, value[self.only(ids)]), ids) for kind, value in parcels]
+        brought = [PerClient(home, self._released(kind, value[self.only(ids)]), ids, kind) for kind, value in parcels]
         for meter in self._world.meters:
             for (kind, _), value in zip(parcels, brought, strict=True):
                 meter.crossed(kind, "up", value)
@@ -173,18 +185,19 @@ class Clients:
 
     # -- the laws -----------------------------------------------------------------------------------------------
 
-    def _run(
-        self, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
-    ) -> PerClient:
-        gives = self._world.program.gives(fn)
+    def _run(self, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any) -> Any:
+        """What the function made; where that is several values, none of them may leave."""
         ids = common(values, self.ids)
-        blocks = engine_verb(fn, values, ids, **options)
-        return PerClient("clients", [b._replace(gives=gives) for b in blocks], ids)
+        made = PerClient("clients", engine_verb(fn, values, ids, **options), ids)
+        several = unzipped(made)
+        return several if several is not made else _giving(made, self._world.program.gives(fn))
 
     def _check_arguments(self, fn: Any, values: tuple[Any, ...]) -> None:
         name = "a pullback" if isinstance(fn, PerClient) else self._world.program.address(fn)
-        if isinstance(fn, PerClient) and fn.place != "clients":
-            raise LawError(f"this pullback is at the {fn.place}; clients run only their own")
+        if isinstance(fn, PerClient):
+            check_pullback(fn)
+            if fn.place != "clients":
+                raise LawError(f"this pullback is at the {fn.place}; clients run only their own")
         for k, value in enumerate(values):
             if not isinstance(value, PerClient):
                 raise LawError(
@@ -203,11 +216,15 @@ class Clients:
             raise LawError(
                 f"what goes down as {kind.name} is at the {kind.home}, but this value is at the {value.place}"
             )
+        for leaf in tree.leaves(tuple(b.tree for b in value.blocks) if isinstance(value, PerClient) else value.tree):
+            if not isinstance(leaf, Tensor | Scalar):
+                raise LawError(f"only tensors and numbers go down to clients; this is a {type(leaf).__name__}")
         return value[self] if isinstance(value, PerClient) else shared(value.place, self.ids, value.tree)
 
     def _home(self, parcels: tuple[Parcel, ...]) -> Place:
         homes: set[Place] = set()
         for kind, value in parcels:
+            check_kind(kind)
             if kind.home is None:
                 raise LawError(f"nothing goes up as {kind.name}: it has no home at either server")
             if value.place != "clients":
@@ -221,9 +238,9 @@ class Clients:
     def _released(self, kind: Kind, value: PerClient) -> list[Any]:
         for block in value.blocks:
             self._world.program.release(kind, block.gives, block.ids[0])
-        return _kept(value).blocks
+        return _giving(value, None).blocks
 
 
-def _kept(value: PerClient) -> PerClient:
-    """The value without leave to be sent up: pullbacks and what they give, whatever the function itself may give."""
-    return PerClient(value.place, [b._replace(gives=None) for b in value.blocks], value.ids)
+def _giving(value: PerClient, gives: Gives) -> PerClient:
+    """The value with leave to be sent up as this."""
+    return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids)

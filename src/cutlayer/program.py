@@ -1,15 +1,16 @@
 """The client's side of the laws: which functions it runs, and what it lets out.
 
 Every client holds its own copy of the method. It runs only functions that this copy declares with `@at_client`, by
-name, and sends up only what such a function made as that kind. Nothing a server asks for can change either.
+name, and sends up only what such a function made as that kind, and labels only if the method says that they leave.
+Nothing a server asks for can change either.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from cutlayer.errors import LawError
-from cutlayer.kinds import Kind
+from cutlayer.kinds import LABELS, Kind, check_kind
 from cutlayer.values import Gives
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,8 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def at_client(*, gives: Gives = None) -> Callable[[F], F]:
     """Mark a pure method that a client may be asked to run, with what it may send of the result.
 
-    `gives` is a kind for the whole result, or the kinds of those fields of it that may leave; nothing by default.
+    `gives` is the kind of a result that is one value, or the kinds of those fields of it that may leave; nothing by
+    default. With `vjp` a kind covers the output and never the pullback; of gradients (`grad`) only named fields leave.
     """
+    for kind in gives.values() if isinstance(gives, Mapping) else () if gives is None else (gives,):
+        check_kind(kind)
 
     def mark(fn: F) -> F:
         fn.__dict__["at_client"] = True
@@ -34,7 +38,10 @@ class Program:
 
     def __init__(self, method: Any) -> None:
         self.name = type(method).__name__
-        self.functions = dict(_declared(method, ""))
+        owners = list(_owners(method, ""))
+        self.functions = {prefix + name: getattr(o, name) for prefix, o in owners for name in _marked(o)}
+        # Labels are not made by a function: a method or piece says whether they may leave.
+        self.labels: Gives = LABELS if any(getattr(o, "labels_leave", False) for _, o in owners) else None
         # A bound method compares by the identity of its object: another copy's function is not this client's.
         self._addresses = {fn: address for address, fn in self.functions.items()}
 
@@ -68,15 +75,14 @@ class Program:
             )
 
 
-def _declared(owner: Any, prefix: str) -> list[tuple[str, Callable[..., Any]]]:
-    """The marked methods of a method and, by field name, of its pieces."""
-    found = [
-        (prefix + name, getattr(owner, name))
-        for name, fn in vars(type(owner)).items()
-        if getattr(fn, "at_client", False)
-    ]
+def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """A method and, by field name, its pieces."""
+    yield prefix, owner
     for field in fields(owner) if is_dataclass(owner) else ():
         piece = getattr(owner, field.name)
         if is_dataclass(piece):
-            found += _declared(piece, f"{prefix}{field.name}.")
-    return found
+            yield from _owners(piece, f"{prefix}{field.name}.")
+
+
+def _marked(owner: Any) -> list[str]:
+    return [name for name, fn in vars(type(owner)).items() if getattr(fn, "at_client", False)]

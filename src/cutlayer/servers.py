@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cutlayer import calculus, tree
+from cutlayer.calculus import check_pullback
 from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
 from cutlayer.kinds import SYNC, Kind, Place
@@ -31,14 +32,13 @@ class Keeper:
 
     def pick(self, rows: PerClient, j: int) -> Held:
         """One client's row as a value of this server, which it never leaves for the other."""
-        return Held(self.place, self._own(rows).row(j), single=True)
+        return Held(self.place, self._own(rows).row(j), stays=True)
 
     def do(self, fn: Callable[..., Any] | Held, *values: Held | float) -> Any:
         """Run fn, or a pullback that is held here, once."""
         run = self._own(fn).tree if isinstance(fn, Held) else fn
         out = run(*(self._one(v) for v in values))
-        single = any(isinstance(v, Held) and v.single for v in values)
-        made = [Held(self.place, o, single) for o in (out if type(out) is tuple else (out,))]
+        made = [Held(self.place, o, _stay(values)) for o in (out if type(out) is tuple else (out,))]
         return tuple(made) if type(out) is tuple else made[0]
 
     def mean(self, rows: PerClient, weights: Weights | None = None) -> Held:
@@ -47,17 +47,23 @@ class Keeper:
         total = sum(chosen.values())
         if not total > 0:
             raise LawError("a mean over no clients; a round without clients must be skipped")
-        return self.sum(rows, {j: w / total for j, w in chosen.items()})
+        return self._combined(rows, {j: w / total for j, w in chosen.items()}, largest_integers=True)
 
     def sum(self, rows: PerClient, weights: Weights | None = None) -> Held:
-        """The weighted sum over the rows; integers by maximum."""
-        chosen = dict.fromkeys(rows.ids, 1.0) if weights is None else weights
-        return self.hold(weighted_sum(self._own(rows), chosen))
+        """The weighted sum over the rows; integers and truth values count as numbers."""
+        chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
+        return self._combined(rows, chosen, largest_integers=False)
+
+    def _combined(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Held:
+        """What counts fewer than two clients, or was sent across the cut, may tell of a single one and stays."""
+        few = sum(w != 0 for w in weights.values()) < 2
+        from_the_cut = rows.kind is not None and rows.kind.home == "server"
+        return Held(self.place, weighted_sum(rows, weights, largest_integers), stays=few or from_the_cut)
 
     def send(self, kind: Kind, value: Held, to: "Keeper") -> Held:
         """Hand an aggregate to the other server; single clients' values never go this way."""
-        if kind is not SYNC or not isinstance(value, Held) or value.single:
-            what = kind.name if kind is not SYNC else "single clients' values"
+        if kind is not SYNC or not isinstance(value, Held) or value.stays:
+            what = kind.name if kind is not SYNC else "a value that may tell of a single client"
             raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
         own = self._own(value)
         for meter in self._meters:
@@ -93,6 +99,7 @@ class Server(Keeper):
     def each(self, fn: Callable[..., Any] | PerClient, *values: PerClient | Held | float) -> Any:
         """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
         if isinstance(fn, PerClient):
+            check_pullback(fn)
             rows, ids = self._rows((fn, *values))
             return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids)
         rows, ids = self._rows(values)
@@ -101,8 +108,9 @@ class Server(Keeper):
     def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
         """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
         if isinstance(part, Held):  # one part over a merged batch
-            out, pull = calculus.vjp(fn, [self._one(v) for v in (part, value, *rest)], 1)
-            return self.hold(out), self.hold(pull)
+            values = (part, value, *rest)
+            out, pull = calculus.vjp(fn, [self._one(v) for v in values], 1)
+            return Held(self.place, out, _stay(values)), Held(self.place, pull, _stay(values))
         rows, ids = self._rows((part, value, *rest))
         pair: tuple[Any, Any] = unzipped(PerClient(self.place, self._engine.vjp(fn, rows, ids, cut=1), ids))
         return pair
@@ -129,7 +137,7 @@ class Server(Keeper):
             parts = torch.split(self._own(merged).tree, lengths)
             return self.rows({j: self.hold(p) for j, p in zip(rows.ids, parts, strict=True)})
 
-        return self.hold(torch.cat(pieces)), back
+        return Held(self.place, torch.cat(pieces), stays=True), back
 
     def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
         rows = [self._own(v) for v in values if isinstance(v, PerClient)]
@@ -146,14 +154,23 @@ class Ids(NamedTuple):
     ids: tuple[int, ...]
 
 
-def weighted_sum(rows: PerClient, weights: Weights) -> Tree:
-    """Sum of the rows' tensors times their weights, block by block; integers by maximum."""
+def _stay(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(v, Held) and v.stays for v in values)
+
+
+def weighted_sum(rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
+    """Sum of the rows' tensors times their weights, block by block; integers as numbers, or their maximum."""
     total: Tree = None
     for block in rows.blocks:
-        chosen = [float(weights[j]) for j in block.ids]
-        part = _contracted(block, chosen)
+        if not largest_integers:
+            block = block._replace(tree=tree.map(_as_number, block.tree))
+        part = _contracted(block, [float(weights[j]) for j in block.ids])
         total = part if total is None else tree.map(_plus, total, part)
     return total
+
+
+def _as_number(a: Tensor) -> Tensor:
+    return a if a.is_floating_point() else a.double()
 
 
 def _contracted(block: Block, weights: list[float]) -> Tree:

@@ -26,7 +26,7 @@ class Held(NamedTuple):
 
     place: Place
     tree: Tree
-    single: bool = False  # made from one client's row: it stays at this server
+    stays: bool = False  # it may tell of a single client, so it never goes to the other server
 
 
 class Block(NamedTuple):
@@ -64,7 +64,7 @@ class Block(NamedTuple):
         return self.tree if self.stacked else tree.map(lambda a: a.expand(n, *a.shape), self.tree)
 
     def field(self, name: str) -> "Block":
-        gives = self.gives.get(name) if isinstance(self.gives, Mapping) else self.gives
+        gives = self.gives.get(name) if isinstance(self.gives, Mapping) else None
         return self._replace(tree=getattr(self.tree, name), gives=gives)
 
 
@@ -75,10 +75,13 @@ class PerClient:
     `v[who] = new` replaces the values of those clients only.
     """
 
-    __slots__ = ("_blocks", "_ids", "place")
+    __slots__ = ("_blocks", "_ids", "kind", "place")
 
-    def __init__(self, place: Place, blocks: Sequence[Block], ids: Iterable[int] | None = None) -> None:
+    def __init__(
+        self, place: Place, blocks: Sequence[Block], ids: Iterable[int] | None = None, kind: Kind | None = None
+    ) -> None:
         self.place = place
+        self.kind = kind  # what it came up as, until something is computed from it
         self._blocks = list(blocks)
         self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
 
@@ -92,9 +95,9 @@ class PerClient:
 
     def __getitem__(self, who: Who) -> "PerClient":
         if who.ids == self._ids:
-            return PerClient(self.place, self._blocks, self._ids)
+            return PerClient(self.place, self._blocks, self._ids, self.kind)
         wanted = set(who.ids)
-        return PerClient(self.place, _narrowed(self._blocks, wanted), (j for j in self._ids if j in wanted))
+        return PerClient(self.place, _narrowed(self._blocks, wanted), (j for j in self._ids if j in wanted), self.kind)
 
     def __setitem__(self, who: Who, new: "PerClient") -> None:
         if new.place != self.place:
@@ -111,7 +114,7 @@ class PerClient:
     def __getattr__(self, name: str) -> "PerClient":
         if name.startswith("_"):
             raise AttributeError(name)
-        return PerClient(self.place, [b.field(name) for b in self._blocks], self._ids)
+        return PerClient(self.place, [b.field(name) for b in self._blocks], self._ids, self.kind)
 
     def row(self, j: int) -> Tree:
         """Client j's value; only a server can look."""

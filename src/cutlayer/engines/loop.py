@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cutlayer import calculus, tree
 from cutlayer.batches import Index
@@ -31,13 +32,17 @@ class Loop:
         return [_block(j, fn(*own)) for j, own in _one_by_one(values, ids)]
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [_block(j, calculus.vjp(fn, own, cut)) for j, own in _one_by_one(values, ids)]
+        return [_block(j, _with_pullback(j, *calculus.vjp(fn, own, cut))) for j, own in _one_by_one(values, ids)]
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
         return [_block(j, calculus.gradient(fn, own, cut)) for j, own in _one_by_one(values, ids)]
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        return [_block(j, pull(g)) for j, (pull, g) in _one_by_one((pullbacks, gradient), pullbacks.ids)]
+        return [_block(j, own.pull(g)) for j, (own, g) in _one_by_one((pullbacks, gradient), pullbacks.ids)]
+
+
+def _with_pullback(j: int, out: Tensor, pull: calculus.Pull) -> tuple[Tensor, calculus.Pullback]:
+    return out, calculus.Pullback(pull, (j,))
 
 
 def _one_by_one(values: Sequence[PerClient], ids: Ids) -> Iterator[tuple[int, list[Any]]]:

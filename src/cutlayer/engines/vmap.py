@@ -50,10 +50,14 @@ class Vmap:
             return Block(ids, fn(*(b.tree for b in blocks)), stacked=False)
         if len(ids) == 1:
             return Block(ids, fn(*(b.row(ids[0]) for b in blocks)), stacked=False)
-        return Block(ids, side_by_side(fn, [b.tree for b in blocks], [b.stacked for b in blocks]), stacked=True)
+        # Running statistics are updated in place, so each client needs its own, also where all start from the same.
+        wide = [b.stacked or bool(getattr(b.tree, "buffers", None)) for b in blocks]
+        trees = [b.wide() if w else b.tree for b, w in zip(blocks, wide, strict=True)]
+        return Block(ids, side_by_side(fn, trees, wide), stacked=True)
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [self._differentiated(calculus.vjp, fn, g, blocks, cut) for g, blocks in aligned(values, ids)]
+        made = [self._differentiated(calculus.vjp, fn, g, blocks, cut) for g, blocks in aligned(values, ids)]
+        return [b._replace(tree=(b.tree[0], calculus.Pullback(b.tree[1], b.ids))) for b in made]
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
         return [self._differentiated(calculus.gradient, fn, g, blocks, cut) for g, blocks in aligned(values, ids)]
@@ -70,16 +74,24 @@ class Vmap:
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         """A pullback belongs to its whole group, so gradients that were made one by one are stacked again."""
-        return [
-            b._replace(tree=b.tree(_together(gradient, b.ids) if b.stacked else gradient.at(b.ids[0])))
-            for b in pullbacks.blocks
-        ]
+        return [self._pulled(b, gradient) for b in pullbacks.blocks]
+
+    def _pulled(self, block: Block, gradient: PerClient) -> Block:
+        pull, ids = block.tree
+        if not block.stacked:
+            return block._replace(tree=pull(gradient.at(ids[0])))
+        return Block(ids, pull(_together(gradient, ids)), stacked=True).take(block.ids)
 
 
 def _together(value: PerClient, ids: Ids) -> torch.Tensor:
-    whole = next((b for b in value.blocks if b.ids == ids), None)
-    stacked: torch.Tensor = whole.wide() if whole else torch.stack([value.at(j) for j in ids])
-    return stacked
+    """The rows of these clients stacked; zeros for one that has vanished since."""
+    for block in value.blocks:
+        if block.ids == ids:
+            whole: torch.Tensor = block.wide()
+            return whole
+    rows = {j: value.at(j) for j in ids if j in value.ids}
+    absent = torch.zeros_like(next(iter(rows.values())))
+    return torch.stack([rows.get(j, absent) for j in ids])
 
 
 def side_by_side(fn: Fn, trees: Sequence[Tree], stacked: Sequence[bool]) -> Tree:

@@ -31,7 +31,7 @@ class Ledger:
     def crossed(self, kind: Kind, direction: Direction, value: PerClient) -> None:
         name = f"{direction}_{kind.name}"
         for block in value.blocks:
-            size = self.size(block.tree) // (len(block.ids) if block.stacked else 1)
+            size = self.size(block.tree, rows=len(block.ids) if block.stacked else 1)
             self.totals[name] += size * len(block.ids)
             for j in block.ids:
                 self.per_client.setdefault(j, Counter())[name] += size
@@ -59,7 +59,8 @@ class Ledger:
         self.trips = Counter({int(j): n for j, n in content["trips"].items()})
         self.samples = content["samples"]
 
-    def size(self, value: Tree) -> int:
-        if isinstance(value, Model) and not self.count_buffers:
-            return tree.num_bytes((value.params, value.frozen))
-        return tree.num_bytes(value)
+    def size(self, value: Tree, rows: int = 1) -> int:
+        """Bytes of one of the rows that are stacked in a value; its plain numbers are each row's own."""
+        counted = value._replace(buffers={}) if isinstance(value, Model) and not self.count_buffers else value
+        stacked = tree.num_bytes(tuple(tree.tensors(counted)))
+        return stacked // rows + tree.num_bytes(counted) - stacked

@@ -3,6 +3,7 @@
 from typing import Any, Protocol, TypeVar
 
 from cutlayer.errors import LawError
+from cutlayer.optim import Transform
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -37,6 +38,12 @@ def final(cls: C) -> C:
 
     cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
     return cls
+
+
+def with_one_server(model: Split, server_opt: Transform, server: Server, fed: Fed) -> State:
+    """The start of a method whose server trains one part for all clients, round after round."""
+    lower, upper = model.initial()
+    return State(0, fed.hold(lower), server.hold(server_opt.begin(upper, 0)), {})
 
 
 def global_model(state: State) -> Model:

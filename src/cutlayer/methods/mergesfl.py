@@ -1,4 +1,4 @@
-"""MergeSFL (Liao et al. 2023): the clients' features merged into one server batch. docs/methods/mergesfl.md"""
+"""MergeSFL (Liao et al. 2024): the clients' features merged into one server batch. docs/methods/mergesfl.md"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from cutlayer import keys
-from cutlayer.errors import UnknownNameError
+from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final
+from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
 from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.report import report
+from cutlayer.pieces.report import progress_of, report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
 from cutlayer.places import Clients, Step
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Part, Progress, State
+from cutlayer.state import Grads, Progress, State
 from cutlayer.values import Held, PerClient
 
 Agg = Literal["batch", "uniform"]
@@ -45,15 +45,14 @@ class MergeSFL:
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
     def start(self, server: Server, fed: Fed) -> State:
-        lower, upper = self.model.initial()
-        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+        return with_one_server(self.model, self.server_opt, server, fed)
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.server_opt.resume, state.server, state.round)
-        progress = server.copies(server.do(_progress, s), clients)
+        progress = server.copies(server.do(progress_of, s), clients)
         batch = dict.fromkeys(clients.ids, 0)
-        for step in clients.steps(sizes=self.sizes(clients.ids)):
+        for step in clients.steps(sizes=self.sizes(clients.ids, clients.batch)):
             crossing = self.exchange(self.client, step, server, c)
             gs, cut = self.merged(crossing, step, server, s, progress)
             s = server.do(self.server_opt.step, s, gs)
@@ -78,12 +77,8 @@ class MergeSFL:
         progress[step.active] = server.each(_watched, progress, crossing.z, loss)
         ok = progress[step.active].ok
         merged, _ = server.concat(server.each(_in_share, gradient, share, ok))
-        gs = server.do(_while_any, server.do(pull, merged), server.sum(ok))  # of truth values, the sum is the maximum
+        gs = server.do(_while_any, server.do(pull, merged), server.sum(ok))
         return gs, server.each(_own_mean, back(server.do(_cut, gs)), share, ok)
-
-
-def _progress(part: Part) -> Progress:
-    return part.progress
 
 
 def _cut(grads: Grads) -> Tensor | None:
@@ -105,9 +100,9 @@ def _in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
     return torch.where(ok, gradient * share, 0)
 
 
-def _while_any(grads: Grads, any_ok: Tensor) -> Grads:
+def _while_any(grads: Grads, num_ok: Tensor) -> Grads:
     """With no client left the server stands still as well, instead of coasting on its momentum."""
-    return grads._replace(params={k: torch.where(any_ok, g, torch.nan) for k, g in grads.params.items()})
+    return grads._replace(params={k: torch.where(num_ok > 0, g, torch.nan) for k, g in grads.params.items()})
 
 
 def _own_mean(cut: Tensor, share: float, ok: Tensor) -> Tensor:
@@ -122,11 +117,14 @@ def mergesfl(
     server_opt: Transform,
     agg: Agg = "batch",
     seconds_per_sample: tuple[float, ...] = (),
-    largest_batch: int = 32,
+    largest_batch: int | None = None,
     ingress: int | None = None,
 ) -> MergeSFL:
     """MergeSFL; with the clients' seconds per sample, their batch sizes are regulated to equal step times."""
     sizes: Sizes = Equal()
     if seconds_per_sample:
         sizes = Regulated(seconds=tuple(seconds_per_sample), largest=largest_batch, ingress=ingress)
+    elif largest_batch is not None or ingress is not None:
+        name = "ingress" if largest_batch is None else "largest_batch"
+        raise ConfigError(f"mergesfl: {name} regulates nothing without seconds_per_sample; give that too, or neither")
     return MergeSFL(model=model, client_opt=client_opt, server_opt=server_opt, sizes=sizes, agg=agg)

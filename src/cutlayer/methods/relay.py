@@ -1,10 +1,11 @@
 """SL, vanilla split learning (Gupta and Raskar 2018): the client model goes from hand to hand. docs/methods/sl.md"""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from cutlayer.errors import UnknownNameError
 from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final
+from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, through_server
@@ -17,6 +18,8 @@ from cutlayer.split import Split
 from cutlayer.state import Part, State
 from cutlayer.values import Held
 
+Order = Literal["random", "fixed"]
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +30,16 @@ class Relay:
     client_opt: Transform
     server_opt: Transform
     exchange: Exchange = by_shape
-    order: Literal["random", "fixed"] = "random"
+    order: Order = "random"
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise UnknownNameError("order", str(self.order), get_args(Order), where="sl")
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
     def start(self, server: Server, fed: Fed) -> State:
-        lower, upper = self.model.initial()
-        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+        return with_one_server(self.model, self.server_opt, server, fed)
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         lower, s, told = state.client, state.server, server.hold(nothing())
@@ -66,8 +70,6 @@ def _added(told: Report, part: Part) -> Report:
     return told.plus(report(part.progress))
 
 
-def sl(
-    *, model: Split, client_opt: Transform, server_opt: Transform, order: Literal["random", "fixed"] = "random"
-) -> Relay:
+def sl(*, model: Split, client_opt: Transform, server_opt: Transform, order: Order = "random") -> Relay:
     """Split learning with the options that a configuration can name."""
     return Relay(model=model, client_opt=client_opt, server_opt=server_opt, order=order)

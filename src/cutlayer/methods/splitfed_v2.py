@@ -5,12 +5,12 @@ from typing import Literal
 
 from cutlayer.errors import UnknownNameError
 from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final
+from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, through_server
 from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.report import report
+from cutlayer.pieces.report import progress_of, report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
@@ -49,13 +49,12 @@ class SplitFedV2:
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
     def start(self, server: Server, fed: Fed) -> State:
-        lower, upper = self.model.initial()
-        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {})
+        return with_one_server(self.model, self.server_opt, server, fed)
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.enter, state.server, state.round)
-        progress = dict.fromkeys(clients.ids, server.do(_progress, s))
+        progress = dict.fromkeys(clients.ids, server.do(progress_of, s))
         for group in self._groups(clients):
             for step in group.steps():
                 crossing = self.exchange(self.client, step, server, c)
@@ -64,7 +63,7 @@ class SplitFedV2:
                     one = step.active.only((j,))
                     gs = through_server(crossing, self.client, step, server, server.copies(s, one))
                     s = server.do(self.turn, s, progress[j], server.pick(gs, j))
-                    progress[j] = server.do(_progress, s)
+                    progress[j] = server.do(progress_of, s)
                     cuts[j] = server.pick(gs.cut, j)
                 gc = crossing.back(server.rows(cuts))
                 c[step.active] = step.active.do(self.client.update, c, gc)
@@ -97,10 +96,6 @@ class SplitFedV2:
         if self.server_opt_reset == "step":
             part = self.server_opt.restart(part, part.model)
         return self.server_opt.step(part, grads)
-
-
-def _progress(part: Part) -> Progress:
-    return part.progress
 
 
 def sfl_v2(

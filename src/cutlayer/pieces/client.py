@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, MODEL, SCALARS
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
 from cutlayer.optim import Transform, squared_norm
 from cutlayer.program import at_client
 from cutlayer.split import Split
@@ -18,6 +18,11 @@ class SplitClient:
     model: Split
     opt: Transform
 
+    @property
+    def labels_leave(self) -> bool:
+        """Labels go up with the activations, unless the split is U-shaped."""
+        return not self.model.u_shaped
+
     @at_client(gives={"model": MODEL})
     def begin(self, model: Model, round: int) -> Part:
         return self.opt.begin(model, round)
@@ -25,10 +30,6 @@ class SplitClient:
     @at_client(gives=ACTIVATIONS)
     def forward(self, part: Part, x: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
         return self.model.lower(part, x, key)
-
-    @at_client(gives=LABELS)
-    def labels(self, y: Tensor) -> Tensor:
-        return y
 
     @at_client(gives={"model": MODEL})
     def update(self, part: Part, grads: Grads) -> Part:

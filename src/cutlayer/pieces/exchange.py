@@ -42,7 +42,7 @@ class TwoPart:
     def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> None:
         self.client, self.active, self.server = client, step.active, server
         z, self.pull = self.active.vjp(client.forward, c, step.x, step.key)
-        self.z, self.y = self.active.up(ACTIVATIONS(z), LABELS(self.active.do(client.labels, step.y)))
+        self.z, self.y = self.active.up(ACTIVATIONS(z), LABELS(step.y))
 
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
         grads = self.server.grad(self._loss, h, self.y)

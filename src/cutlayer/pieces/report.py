@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer.state import Progress
+from cutlayer.state import Part, Progress
 
 
 class Report(NamedTuple):
@@ -22,6 +22,10 @@ class Report(NamedTuple):
 def report(progress: Progress) -> Report:
     """One part's progress as numbers that can be added up."""
     return Report(progress.loss.double(), progress.steps.double(), (~progress.ok).double())
+
+
+def progress_of(part: Part) -> Progress:
+    return part.progress
 
 
 def nothing() -> Report:

@@ -4,20 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cutlayer.checks import is_number
 from cutlayer.errors import ConfigError
 
 
 class Sizes(Protocol):
-    """The batch sizes of these clients; a client that is not named keeps the run's."""
+    """The batch sizes of these clients, given the run's; a client that is not named keeps that."""
 
-    def __call__(self, ids: Sequence[int]) -> Mapping[int, int]: ...
+    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]: ...
 
 
 @dataclass(frozen=True)
 class Equal:
     """Everyone keeps the run's batch size."""
 
-    def __call__(self, ids: Sequence[int]) -> Mapping[int, int]:
+    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]:
         return {}
 
 
@@ -26,24 +27,37 @@ class Regulated:
     """MergeSFL: the fastest client of the round gets the largest batch, the others as much as they do in that time."""
 
     seconds: tuple[float, ...]  # computation and transfer of one sample, by client number
-    largest: int
+    largest: int | None = None  # the run's batch size by default
     ingress: int | None = None  # most samples that the server takes in a step
 
     def __post_init__(self) -> None:
-        if not self.seconds or min(self.seconds) <= 0:
+        if not self.seconds or not all(is_number(s) and s > 0 for s in self.seconds):
             raise ConfigError("regulated batch sizes need the seconds per sample of every client, each above 0")
-        if self.largest < 1 or (self.ingress is not None and self.ingress < 1):
+        if any(limit is not None and limit < 1 for limit in (self.largest, self.ingress)):
             raise ConfigError("regulated batch sizes: largest and ingress must be at least 1")
 
-    def __call__(self, ids: Sequence[int]) -> Mapping[int, int]:
+    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]:
         missing = [j for j in ids if j >= len(self.seconds)]
         if missing:
             raise ConfigError(
                 f"regulated batch sizes: no seconds per sample for client {missing[0]}; {len(self.seconds)} were given"
             )
-        fastest = min(self.seconds[j] for j in ids)
-        sizes = {j: max(1, int(self.largest * (fastest / self.seconds[j]))) for j in ids}
-        total = sum(sizes.values())
-        if self.ingress is None or total <= self.ingress:
-            return sizes
-        return {j: max(1, b * self.ingress // total) for j, b in sizes.items()}
+        fastest, largest = min(self.seconds[j] for j in ids), self.largest or default
+        sizes = {j: max(1, int(largest * (fastest / self.seconds[j]))) for j in ids}
+        return sizes if self.ingress is None else _within(self.ingress, sizes)
+
+
+def _within(ingress: int, sizes: Mapping[int, int]) -> Mapping[int, int]:
+    """Sizes that together are no more than the server takes, in the same proportions as far as whole samples go."""
+    if ingress < len(sizes):
+        raise ConfigError(
+            f"regulated batch sizes: ingress is {ingress}, but each of the round's {len(sizes)} clients sends at least "
+            f"one sample a step; give an ingress of at least {len(sizes)}, or fewer clients a round"
+        )
+    total = sum(sizes.values())
+    if total <= ingress:
+        return sizes
+    scaled = {j: max(1, b * ingress // total) for j, b in sizes.items()}
+    while sum(scaled.values()) > ingress:  # what one sample for each adds too much, the largest gives up
+        scaled[max(scaled, key=lambda j: scaled[j])] -= 1
+    return scaled

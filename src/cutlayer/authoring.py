@@ -1,0 +1,81 @@
+"""Everything for writing a method in one import: places and verbs, kinds, values, and the pieces that methods share."""
+
+from cutlayer.kinds import (
+    ACTIVATIONS,
+    AUXILIARY,
+    GRADIENTS,
+    LABELS,
+    MODEL,
+    SCALARS,
+    SETTINGS,
+    SETUP,
+    SLOPES,
+    STATISTICS,
+    SYNC,
+)
+from cutlayer.methods.base import Method, final, global_model, with_one_server
+from cutlayer.optim import Transform
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.exchange import Crossing, Exchange, by_shape, through_server
+from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
+from cutlayer.pieces.norms import joint_norms, refuse_joint_norm
+from cutlayer.pieces.outer import HeavyBall, Outer, Replace
+from cutlayer.pieces.report import Report, nothing, report
+from cutlayer.pieces.sampler import shuffled
+from cutlayer.places import Clients, Step
+from cutlayer.program import at_client
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Model, Part, Progress, State, Tensors
+from cutlayer.values import Held, PerClient
+
+__all__ = [
+    "ACTIVATIONS",
+    "AUXILIARY",
+    "GRADIENTS",
+    "LABELS",
+    "MODEL",
+    "SCALARS",
+    "SETTINGS",
+    "SETUP",
+    "SLOPES",
+    "STATISTICS",
+    "SYNC",
+    "AverageEachEpoch",
+    "AverageEachStep",
+    "Clients",
+    "Crossing",
+    "Exchange",
+    "Fed",
+    "Fuse",
+    "Grads",
+    "HeavyBall",
+    "Held",
+    "Keep",
+    "Method",
+    "Model",
+    "Outer",
+    "Part",
+    "PerClient",
+    "Progress",
+    "Replace",
+    "Report",
+    "Server",
+    "Split",
+    "SplitClient",
+    "State",
+    "Step",
+    "Tensors",
+    "Transform",
+    "at_client",
+    "by_shape",
+    "final",
+    "global_model",
+    "joint_norms",
+    "nothing",
+    "refuse_joint_norm",
+    "report",
+    "shuffled",
+    "through_server",
+    "with_one_server",
+]
