@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.image
 import pytest
 import typer.main
+from test_profile import RESNET18
 
 import cutlayer
 from cutlayer import cli, simulation
@@ -38,18 +39,6 @@ FROZEN = {
     "list": {"kind", "--json"},
 }
 
-RESNET18 = [  # unit, cumulative multiply-adds (millions), O(L), A(L), cumulative parameters
-    ("stem", 1.769, 0.0032, 65536, 1_856),
-    ("layer1.0", 77.267, 0.1391, 65536, 75_840),
-    ("layer1.1", 152.764, 0.2750, 65536, 149_824),
-    ("layer2.0", 211.485, 0.3808, 32768, 379_968),
-    ("layer2.1", 286.982, 0.5167, 32768, 675_392),
-    ("layer3.0", 345.702, 0.6224, 16384, 1_594_432),
-    ("layer3.1", 421.200, 0.7583, 16384, 2_775_104),
-    ("layer4.0", 479.920, 0.8641, 8192, 6_448_192),
-    ("layer4.1", 555.418, 1.0000, 8192, 11_168_832),
-    ("head", 555.423, 1.0000, 10, 11_173_962),
-]
 SHORT = ["--rounds", "2", "--engine", "loop"]
 
 
@@ -222,11 +211,17 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
         ("profile resnet", "unknown model 'resnet'; did you mean 'resnet18' or 'resnet_tiny'?"),
         ("profile cnn --input 8by8", "--input '8by8' is no shape; write for example --input 3x32x32"),
         ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam'?"),
-        ("profile cnn --set widht=3", "unknown option 'widht' in model 'cnn'; did you mean 'width'?"),
+        ("profile cnn --set widht=3", "unknown key 'widht' in --set, [model]; did you mean 'width'?"),
         (
             "profile cnn --cut [conv]",
             "Sequential has no unit '[conv]' to cut after; did you mean 'conv2'? "
             "It has 1 'conv1', 2 'conv2', 3 'fc1', 4 'head'.",
+        ),
+        ("profile cnn --set width=x", 'width = "x" in --set, [model] does not fit: Expected int, got str'),
+        (
+            "profile cnn --set width=-3",
+            "the model 'cnn' cannot be built with num_classes = 10, in_channels = 1, image_size = 8, width = -3: "
+            "Trying to create tensor with negative dimension -3: [-3, 1, 3, 3]",
         ),
         ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
     ],
@@ -260,6 +255,29 @@ def test_earlier_runs_are_kept_unless_told_otherwise(say: Any) -> None:
     before = Path("runs/digits/sl/seed-0/metrics.jsonl").read_text()
     assert say(*one, "--overwrite").code == 0
     assert Path("runs/digits/sl/seed-0/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_figure_that_cannot_be_written_costs_no_numbers(say: Any, as_json: bool) -> None:
+    words = ["--json"] if as_json else []
+    Path("runs/digits/curves.png").mkdir(parents=True)  # in the way
+    ran = say("run", "digits", "--only", "sl", "--quiet", *SHORT, *words)
+    Path("file").write_text("")
+    compared = say("compare", "runs", "--figure", "file/a.png", *words)
+    for said, path, reason in (
+        (ran, "runs/digits/curves.png", "Is a directory"),
+        (compared, "file/a.png", "File exists"),
+    ):
+        assert said.code == 2
+        assert said.err == (
+            f"error: the figure could not be written to {path}: {reason}; the runs themselves are saved. "
+            "Make room there or choose another file, then draw it with `cutlayer compare --figure`.\n"
+        )
+        if as_json:
+            assert said.json["runs"][0]["name"] == "digits/sl"
+        else:
+            assert "sl" in said.out.split() and "learning curves" not in said.out
+    assert Folder(Path("runs/digits/sl/seed-0")).model.exists()
 
 
 def test_an_interrupted_run_says_how_to_go_on(say: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlayer import config
+from cutlayer import config, optim
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.schedules import constant, cosine, warmup
 
 
 def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
@@ -46,6 +47,13 @@ REFUSED = {
     "fit: Expected float, got str",
     "[optimiser]\nlr = { schedule = 'cosine', lr = -0.1, rounds = 5 }": "my.toml, [optimiser]: lr is -0.1, "
     "but it must be a number above 0.",
+    "[optimiser]\nlr = { lr = 0.1, warmup = 2.5 }": "warmup = 2.5 in my.toml, [optimiser], lr does not fit: "
+    "Expected int, got float",
+    "[optimiser]\nlr = { lr = 0.1, warmup = 0 }": "my.toml, [optimiser]: warmup is 0, "
+    "but it must be a whole number of rounds above 0.",
+    "[optimiser]\nlr = { lr = 0.1, warmpu = 2 }": "unknown key 'warmpu' in my.toml, [optimiser], lr; "
+    "did you mean 'warmup'?",
+    "cpu_threads = 5000": "my.toml: cpu_threads is 5000; it must be at most 4096",
     "optimiser = 'adam'": "optimiser 'adam' needs lr; add it in my.toml, [optimiser]",
     "[server_optimiser]\nlr = 0.1": 'my.toml, [server_optimiser] needs a name, such as name = "adam"',
     "method = 3": 'my.toml, [method] needs a name, such as name = "fedavg"',
@@ -101,6 +109,16 @@ def test_another_name_starts_from_no_options(tmp_path: Path) -> None:
     run = from_toml(tmp_path, "partition = 'iid'\n[optimiser]\nname = 'adam'\nlr = 1")
     assert run.optimiser == Choice("adam", {"lr": 1.0})
     assert run.partition == Choice("iid")
+
+
+def test_any_schedule_may_have_a_warmup(tmp_path: Path) -> None:
+    run = from_toml(tmp_path, "[optimiser]\nlr = { schedule = 'cosine', lr = 0.1, rounds = 40, warmup = 5 }")
+    assert from_toml(tmp_path, config.dumps(run)) == run
+    opt = optim.build(run.optimiser.name, **run.optimiser.options)
+    assert opt.lr == warmup(cosine(0.1, 40), 5)
+    assert optim.build("sgd", lr={"lr": 0.1, "warmup": 2}).lr == warmup(constant(0.1), 2)
+    with pytest.raises(ConfigError, match=r"^warmup is 2.5, but it must be a whole number of rounds above 0\.$"):
+        optim.build("sgd", lr={"lr": 0.1, "warmup": 2.5})
 
 
 def test_lists_and_tuples_are_the_same_option_and_none_is_no_option() -> None:
@@ -166,7 +184,7 @@ runs = st.builds(
     rounds=counts,
     seed=st.integers(),
     device=words,
-    cpu_threads=st.none() | counts,
+    cpu_threads=st.none() | st.integers(1, 4096),
     per_client=st.booleans(),
 )
 

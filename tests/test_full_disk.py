@@ -45,7 +45,7 @@ FULL = {
     ),
     "config.toml": (
         "config.toml could not be written to {path}: No space left on device; "
-        "earlier rounds and checkpoints are still good. Make room there, then go on with --resume.",
+        "nothing has been trained yet. Make room there or choose another --out, then start again.",
         1,
     ),
 }

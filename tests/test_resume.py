@@ -18,7 +18,7 @@ from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
 from cutlayer import checkpoint, config, simulation, tree
 from cutlayer.config import Choice, Run
-from cutlayer.engines.auto import Choice as Pick
+from cutlayer.engines.auto import Pick
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import CheckpointError
@@ -122,6 +122,20 @@ def test_a_resumed_run_keeps_the_engine_and_does_not_time_again(
     execute(replace(run, engine="vmap"), reference)
     assert folder.metrics.read_bytes() == reference.metrics.read_bytes()
     assert folder.model.read_bytes() == reference.model.read_bytes()
+
+
+@pytest.mark.parametrize("left", [None, "", '{"engine": "loop"}'], ids=["gone", "damaged", "of another engine"])
+def test_the_checkpoint_knows_the_engine_too(left: str | None, timings: list[str], folder: Folder) -> None:
+    run = replace(SMALL, engine="auto")
+    stopped(run, folder)
+    if left is None:
+        folder.environment.unlink()
+    else:
+        folder.environment.write_text(left)
+    training = execute(run, folder, resume=True)
+    assert training.simulation.engine is not None
+    assert (timings, training.simulation.engine.name) == (["vmap"], "vmap")
+    assert folder.store.load()[1]["engine"] == "vmap"
 
 
 # -- killed ----------------------------------------------------------------------------------------

@@ -174,7 +174,10 @@ def test_a_file_in_the_way_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError) as error:
         execute(SMALL, Folder(tmp_path / "file" / "run"))
-    assert str(error.value).startswith(f"the run could not be written to {tmp_path}/file/run: Not a directory; ")
+    assert str(error.value) == (
+        f"the run could not be written to {tmp_path}/file/run: Not a directory; nothing has been trained yet. "
+        "Make room there or choose another --out, then start again."
+    )
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out(folder: Folder) -> None:

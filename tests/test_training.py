@@ -230,7 +230,16 @@ def test_measuring_does_not_change_the_training() -> None:
     data = images(60)
     partition = iid(60, 3, key=0)
     seen, unseen = (
-        train(sfl(resnet(), 1), data, partition, rounds=2, batching=BATCH, test=test, per_client=per_client)
+        train(
+            sfl(resnet(), 1),
+            data,
+            partition,
+            rounds=2,
+            batching=BATCH,
+            engine="loop",
+            test=test,
+            per_client=per_client,
+        )
         for test, per_client in ((data, True), (None, False))
     )
     agree(seen.state_dict, unseen.state_dict, 0)

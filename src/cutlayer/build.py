@@ -1,13 +1,17 @@
 """From a run as data to the things that train."""
 
 import math
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from cutlayer import keys, methods, optim, registry
-from cutlayer.config import Choice, Run
+from cutlayer.checks import reason
+from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.data.sources import Dataset, load
@@ -53,12 +57,28 @@ def method(run: Run, dataset: Dataset) -> Method:
     options = fitted(run.model, _shape(dataset.train), dataset.train.num_classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
-        model = registry.make("model", MODELS, run.model.name, options).to(run.device)
+        net = model(run.model.name, options).to(run.device)
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
-    split = Split(model, run.cut, head=run.head)
+    split = Split(net, run.cut, head=run.head)
     return methods.build(run.method.name, split, client_opt, server_opt, **run.method.options)
+
+
+def model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """The model of this name; options that make no model of it are told of in a user's words."""
+    given = ", ".join(f"{k} = {literal(v)}" for k, v in options.items())
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # refused below
+            net = registry.make("model", MODELS, name, options)
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
+        raise ConfigError(f"the model {name!r} cannot be built with {given}: {reason(error)}") from error
+    for path, parameter in net.named_parameters():
+        if not parameter.numel():
+            shape = tuple(parameter.shape)
+            raise ConfigError(f"the model {name!r} with {given} is empty: {path} has the shape {shape}; make it larger")
+    return net
 
 
 def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None) -> dict[str, Any]:
@@ -72,9 +92,9 @@ def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None) -> di
 
 def _check_device(name: str) -> None:
     try:
-        torch.zeros(1, device=name)
+        float(torch.zeros(1, device=name))  # read back: a device without values, such as meta, cannot train
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"device {name!r} cannot be used here: {reason(error)}; use cpu or cuda") from None
 
 
 def _shape(data: Arrays) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ Everything that a file names is checked when it is read, before any data is load
 """
 
 import dataclasses
+import inspect
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ from cutlayer.models import MODELS
 from cutlayer.optim import OPTIMISERS
 from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
+
+MOST_THREADS = 4096
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Run:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if self.cpu_threads is not None and self.cpu_threads > MOST_THREADS:
+            raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at most {MOST_THREADS}")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
         path = PurePosixPath(self.name)
@@ -112,6 +117,8 @@ NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "data": ("data set", SOURCES),
     "engine": ("engine", dict.fromkeys(ENGINES)),
 }
+
+WARMUP = inspect.Parameter("warmup", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
         value = {"name": value}
     name = value.get("name", old.name if old else None)
     if not isinstance(name, str):
-        raise ConfigError(f"{where} needs a name, such as name = {_literal(min(entries))}")
+        raise ConfigError(f"{where} needs a name, such as name = {literal(min(entries))}")
     kept = old.options if old is not None and old.name == name else {}
     options = {**kept, **{k: v for k, v in value.items() if k != "name"}}
     known = registry.options_of(registry.find(what, entries, name, where), given)
@@ -187,12 +194,12 @@ def _typed(key: str, value: Any, kind: Any, where: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "")
-        raise ConfigError(f"{key} = {_literal(value)} in {where} does not fit: {reason}") from None
+        raise ConfigError(f"{key} = {literal(value)} in {where} does not fit: {reason}") from None
 
 
 def _schedule(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = str(value.get("schedule", "constant"))
-    known = registry.options_of(registry.find("schedule", SCHEDULES, name, where))
+    known = {**registry.options_of(registry.find("schedule", SCHEDULES, name, where)), "warmup": WARMUP}
     options = {k: v for k, v in value.items() if k != "schedule"}
     return {"schedule": name, **_checked(f"schedule {name!r}", known, options, where)}
 
@@ -223,18 +230,18 @@ def dumps(run: Run) -> str:
     """The run as TOML; `cutlayer run` on it repeats the run."""
     plain = as_dict(run)
     tables = {k: v for k, v in plain.items() if isinstance(v, dict)}
-    lines = [f"{k} = {_literal(v)}" for k, v in plain.items() if k not in tables]
+    lines = [f"{k} = {literal(v)}" for k, v in plain.items() if k not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+        lines += ["", f"[{name}]", *(f"{k} = {literal(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """A value as TOML spells it."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_literal(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{k} = {literal(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
+        return "[" + ", ".join(literal(v) for v in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes as JSON does, and DEL
     if isinstance(value, bool):

@@ -58,8 +58,14 @@ def draw(comparison: Comparison, path: Path) -> None:
         by_round.xaxis.get_major_locator().set_params(integer=True)
         handles, labels = by_round.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=200)
+        except OSError as error:
+            raise ConfigError(
+                f"the figure could not be written to {path}: {error.strerror or error}; the runs themselves are saved. "
+                "Make room there or choose another file, then draw it with `cutlayer compare --figure`."
+            ) from error
 
 
 def _look(number: int, label: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ class Folder:
         """What the run was started with: versions, the machine, and the engine, which is None until it is chosen."""
         known: dict[str, Any] = {}
         if self.environment.exists():
-            known = json.loads(self.environment.read_text(encoding="utf-8"))
+            with suppress(ValueError):  # a damaged file tells nothing, and a run can go on without it
+                known = json.loads(self.environment.read_text(encoding="utf-8"))
         return known
 
     def history(self) -> list[Record]:
@@ -113,25 +114,26 @@ class Folder:
         return history
 
 
+GO_ON = "earlier rounds and checkpoints are still good. Make room there, then go on with --resume."
+START_AGAIN = "nothing has been trained yet. Make room there or choose another --out, then start again."
+
+
 @contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
+def writing(what: str, path: Path, advice: str = GO_ON) -> Iterator[None]:
     """Tell a user what a full or read-only disk means for the run."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"{what} could not be written to {path}: {error.strerror or error}; "
-            "earlier rounds and checkpoints are still good. Make room there, then go on with --resume."
-        ) from error
+        raise CheckpointError(f"{what} could not be written to {path}: {error.strerror or error}; {advice}") from error
 
 
-def write(path: Path, content: bytes | str) -> None:
+def write(path: Path, content: bytes | str, advice: str = GO_ON) -> None:
     """Put a whole file in place at once; one that has this content already is not touched."""
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and path.read_bytes() == data:
         return
     partial = path.with_name(path.name + ".partial")
-    with writing(path.name, path.parent):
+    with writing(path.name, path.parent, advice):
         try:
             with partial.open("wb") as file:
                 file.write(data)

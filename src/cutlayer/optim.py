@@ -18,7 +18,7 @@ from torch import Tensor
 from cutlayer import registry, tree
 from cutlayer.checks import check, check_decay, check_positive, is_number
 from cutlayer.errors import ConfigError
-from cutlayer.schedules import SCHEDULES, Schedule, constant
+from cutlayer.schedules import SCHEDULES, Schedule, constant, warmup
 from cutlayer.state import Grads, Model, Part, Progress, Tensors
 
 Scope = Literal["part", "joint"]
@@ -287,12 +287,20 @@ OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"sgd": sgd, "adam": adam, "ad
 
 
 def build(name: str, **options: Any) -> Optimiser:
-    """The optimiser of this name with these options; lr may be a table that names a schedule."""
-    lr = options.get("lr")
-    if isinstance(lr, Mapping):
-        rest = {k: v for k, v in lr.items() if k != "schedule"}
-        options["lr"] = registry.make("schedule", SCHEDULES, str(lr.get("schedule", "constant")), rest)
+    """The optimiser of this name with these options; lr may be a table that names a schedule, also with a warmup."""
+    if isinstance(options.get("lr"), Mapping):
+        options["lr"] = _scheduled(options["lr"])
     return registry.make("optimiser", OPTIMISERS, name, options)
+
+
+def _scheduled(table: Mapping[str, Any]) -> Schedule:
+    rest = {k: v for k, v in table.items() if k not in ("schedule", "warmup")}
+    schedule: Schedule = registry.make("schedule", SCHEDULES, str(table.get("schedule", "constant")), rest)
+    rounds = table.get("warmup")
+    if rounds is None:
+        return schedule
+    check(type(rounds) is int and rounds > 0, "warmup", rounds, "a whole number of rounds above 0")
+    return warmup(schedule, rounds)
 
 
 def _compose(

@@ -18,7 +18,7 @@ from cutlayer import build, config, tree
 from cutlayer.checkpoint import register
 from cutlayer.config import Run
 from cutlayer.errors import CheckpointError
-from cutlayer.folder import Folder, append_line, write, writing
+from cutlayer.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
 from cutlayer.pieces.report import Report
 from cutlayer.training import Record, Training
 from cutlayer.values import Held
@@ -95,7 +95,8 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
     append_line(folder.timing, {"round": record["round"], "seconds": seconds})
     if record["round"] % run.checkpoint_every == 0 or record["round"] == run.rounds:
         content = {"state": training.state, "ledger": training.simulation.ledger.content()}
-        folder.store.save(training.state.round, content, {"config": config.as_dict(run)})
+        manifest = {"config": config.as_dict(run), "engine": _engine_name(training)}
+        folder.store.save(training.state.round, content, manifest)
     return record
 
 
@@ -108,11 +109,11 @@ def _finish(training: Training, folder: Folder) -> None:
 
 def _started(run: Run, folder: Folder, root: Path | None, engine: str | None = None) -> Training:
     training = build.training(run, root, engine)  # before anything is touched: a mistake in the run leaves no trace
-    with writing("the run", folder.path):
+    with writing("the run", folder.path, START_AGAIN):
         folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
-    _write_surroundings(training, folder)
-    write(folder.config, config.dumps(run))
+    _write_surroundings(training, folder, START_AGAIN)
+    write(folder.config, config.dumps(run), START_AGAIN)
     return training
 
 
@@ -127,7 +128,7 @@ def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
     done = content["state"].round
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
-    training = build.training(run, root, engine)
+    training = build.training(run, root, manifest.get("engine") or engine)
     training.history = folder.cut_back(done)
     training.state = tree.map(lambda a: a.to(run.device), content["state"])
     training.simulation.ledger.restore(content["ledger"])
@@ -177,10 +178,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _write_surroundings(training: Training, folder: Folder) -> None:
+def _engine_name(training: Training) -> str | None:
     engine = training.simulation.engine
-    known = {**environment(), "engine": engine.name if engine is not None else None}
-    write(folder.environment, json.dumps(known, indent=2) + "\n")
+    return None if engine is None else engine.name
+
+
+def _write_surroundings(training: Training, folder: Folder, advice: str = GO_ON) -> None:
+    known = {**environment(), "engine": _engine_name(training)}
+    write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
 
 
 def _compare_surroundings(folder: Folder) -> None:

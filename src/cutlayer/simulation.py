@@ -4,17 +4,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from cutlayer import keys
+from cutlayer import keys, tree
 from cutlayer.batches import Batching, Walk, check_batch
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.engines.auto import fastest
+from cutlayer.engines.auto import fastest, obstacle
 from cutlayer.engines.base import Engine
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
+from cutlayer.kinds import ACTIVATIONS
 from cutlayer.meters.base import Meter
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method
@@ -44,6 +46,7 @@ class Simulation:
         seed: int = 0,
         meters: tuple[Meter, ...] = (),
     ) -> None:
+        _check_partition(partition, len(data))
         check_batch(batching, partition.clients)
         self.method, self.data, self.partition, self.batching, self.seed = method, data, partition, batching, seed
         self.ids = tuple(
@@ -53,8 +56,11 @@ class Simulation:
         self.ledger = Ledger()
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
         self.program = Program(method)
-        self._chunk = chunk
+        self._chunk = _checked_chunk(chunk)
+        self._rehearse()
+        self._asked = engine
         self.engine = self._engine(engine)
+        self._warn_of_raw_input()
 
     def start(self) -> State:
         """The state before the first round."""
@@ -64,7 +70,7 @@ class Simulation:
         """The state after one more round with a fresh sample of clients."""
         ids = uniform(self.ids, self.per_round, keys.fold(self.seed, "round", state.round))
         if self.engine is None:
-            self.engine = self._fastest(state, ids)
+            self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
         return self._run(self.engine, self.batching, self.meters, state, ids)
 
     @torch.no_grad()
@@ -89,7 +95,7 @@ class Simulation:
         return self.method.round(state, Clients(world, ids), Server(engine, meters), Fed(engine, meters))
 
     def _engine(self, name: str) -> Engine | None:
-        """The engine of this name; None stands for the one that the first round will choose."""
+        """The engine of this name; None stands for one that the first round has to choose or to try."""
         if name not in ENGINES:
             raise UnknownNameError("engine", name, ENGINES)
         if name == "loop":
@@ -99,17 +105,62 @@ class Simulation:
                 "engine loop: the model draws random numbers in training (dropout), which %s cannot stack", name
             )
             return Loop()
-        return Vmap(self._chunk) if name == "vmap" else None
+        return None
 
     def _fastest(self, state: State, ids: tuple[int, ...]) -> Engine:
-        def probe(engine: Engine, steps: int) -> None:
-            after = self._run(engine, replace(self.batching, steps=steps), (), state, ids)
-            float(after.report.tree.loss)  # wait for a GPU to finish
+        def timed(engine: Engine, steps: int) -> None:
+            for some in tree.tensors(self._tried(engine, steps, state, ids))[:1]:
+                some.flatten()[:1].tolist()  # wait for a GPU to finish
 
         on_cpu = self.data.y.device.type == "cpu"
-        choice = fastest([Loop(), Vmap(self._chunk)], probe, len(ids), on_cpu)
-        log.info("engine auto: %s; %s", choice.engine.name, choice.reason)
-        return choice.engine
+        pick = fastest([Loop(), Vmap(self._chunk)], timed, len(ids), on_cpu)
+        log.info("engine auto: %s; %s", pick.engine.name, pick.reason)
+        return pick.engine
+
+    def _vmap_or_loop(self, state: State, ids: tuple[int, ...]) -> Engine:
+        engine = Vmap(self._chunk)
+        why_not = obstacle(lambda engine, steps: self._tried(engine, steps, state, ids), engine)
+        if why_not is None:
+            return engine
+        log.warning("engine loop: vmap cannot run this model (%s)", why_not)
+        return Loop()
+
+    def _tried(self, engine: Engine, steps: int, state: State, ids: tuple[int, ...]) -> State:
+        """A round of so many steps that nobody hears of."""
+        return self._run(engine, replace(self.batching, steps=steps), (), state, ids)
+
+    def _rehearse(self) -> None:
+        """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""
+        rule = getattr(self.method, "sizes", None)  # of a method that regulates batch sizes
+        sizes = rule(self.ids[-self.per_round :], self.batching.size) if callable(rule) else {}
+        num = min(2, self.batching.size, *sizes.values())
+        few = self.data.take(self.partition.clients[self.ids[0]][:num])
+        self.method.model.rehearse(few.x, few.y, self.data.num_classes)
+
+    def _warn_of_raw_input(self) -> None:
+        sends = any(getattr(fn, "gives", None) == ACTIVATIONS for fn in self.program.functions.values())
+        if self.method.model.cut == 0 and sends:
+            log.warning("cut 0 leaves no layer at the clients: what goes up as activations is their raw input")
+
+
+def _check_partition(partition: Partition, num_samples: int) -> None:
+    if not len(partition):
+        raise PartitionError("the partition has no clients; deal the data to at least one")
+    for name, index in zip(partition.names, map(np.asarray, partition.clients), strict=True):
+        if len(index) and index.dtype.kind not in "iu":
+            raise PartitionError(f"client {name} holds indices of type {index.dtype}; give the numbers of its samples")
+        wrong = index[(index < 0) | (index >= num_samples)]
+        if len(wrong):
+            raise PartitionError(
+                f"client {name} holds the index {wrong[0]}, but the data have the samples 0 to {num_samples - 1}; "
+                "draw the partition from these data"
+            )
+
+
+def _checked_chunk(chunk: int | None) -> int | None:
+    if chunk is not None and chunk < 1:
+        raise ConfigError(f"chunk is {chunk}; it must be at least 1, or None for all clients at once")
+    return chunk
 
 
 def _checked_per_round(per_round: int | None, num_clients: int) -> int:

@@ -89,7 +89,8 @@ class Training:
 
     def _record(self) -> Record:
         ledger, number = self.simulation.ledger, self.state.round
-        loss, batches, stopped = (float(v) for v in self.state.report.tree)
+        report = self.state.report  # None where a method tells nothing of its rounds
+        loss, batches, stopped = (0.0, 0.0, 0.0) if report is None else (float(v) for v in report.tree)
         record: Record = {
             "round": number,
             "loss": _finite(loss / batches) if batches else None,

@@ -88,7 +88,6 @@ def run(
         folders = launch.execute_all(every, out, watcher, root=data, resume=resume, overwrite=overwrite)
     comparison = report.compare(folders)
     picture = out / PurePosixPath(runs[0].name).parts[0] / "curves.png"
-    figures.draw(comparison, picture)
     _show(comparison, picture, as_json)
 
 
@@ -112,10 +111,7 @@ def compare(
     """
     if figure is not None:
         figures.check_format(figure)
-    comparison = report.compare(report.find(paths), target)
-    if figure is not None:
-        figures.draw(comparison, figure)
-    _show(comparison, figure, as_json)
+    _show(report.compare(report.find(paths), target), figure, as_json)
 
 
 @app.command(
@@ -186,12 +182,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(comparison: Comparison, figure: Path | None, as_json: bool) -> None:
+    """The numbers first: they must not be lost if the figure cannot be written."""
     if as_json:
         _print_json({**comparison.as_dict(), "figure": None if figure is None else str(figure)})
-        return
-    tables.console().print(tables.comparison_table(comparison))
+    else:
+        tables.console().print(tables.comparison_table(comparison))
     if figure is not None:
-        typer.echo(f"learning curves: {figure}")
+        figures.draw(comparison, figure)
+        if not as_json:
+            typer.echo(f"learning curves: {figure}")
 
 
 def _print_json(document: Any) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from cutlayer import build, registry
-from cutlayer.config import Choice
+from cutlayer import build, config, registry
+from cutlayer.checks import reason
+from cutlayer.config import Run
 from cutlayer.errors import ConfigError
 from cutlayer.models import MODELS
 from cutlayer.plan.profile import Profile, profile
@@ -39,14 +40,17 @@ def model_costs(
     """The costs as plain numbers, for one sample of this shape."""
     slots = registry.find("optimiser", SLOTS, optimiser)
     shape = shape or SMALL.get(name, USUAL)
-    fitted = build.fitted(Choice(name, dict(options)), shape, classes)
+    registry.find("model", MODELS, name)
+    choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
+    fitted = build.fitted(choice, shape, classes)
     with torch.device("meta"):  # shapes are enough
-        model = registry.make("model", MODELS, name, fitted)
+        model = build.model(name, fitted)
     try:
         costs = profile(model, shape, slots)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{name} does not take an input of {_words(shape)}: {reason}. Try another --input.") from None
+        raise ConfigError(
+            f"{name} does not take an input of {_words(shape)}: {reason(error)}. Try another --input."
+        ) from None
     document = {
         "model": name,
         "options": fitted,

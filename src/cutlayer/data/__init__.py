@@ -1,6 +1,6 @@
 """Data: arrays, where they come from, and how they are dealt to clients."""
 
-from cutlayer.data.arrays import Arrays, from_arrays, from_dataset
+from cutlayer.data.arrays import Arrays, from_arrays, from_dataset, split_off
 from cutlayer.data.partition import Partition, dirichlet, iid, natural, shards
 from cutlayer.data.sources import Dataset, load, names
 
@@ -16,4 +16,5 @@ __all__ = [
     "names",
     "natural",
     "shards",
+    "split_off",
 ]

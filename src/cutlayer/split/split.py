@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import keys
-from cutlayer.errors import CutError
+from cutlayer import keys, tree
+from cutlayer.errors import ConfigError, CutError
+from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
 from cutlayer.split.units import skeleton
 from cutlayer.state import Model, Tensors
@@ -35,6 +36,7 @@ class Split:
     ) -> None:
         self.model = model
         self.loss = loss
+        self._hidden_draws = False  # random numbers that only a rehearsal brings to light
         self._body = Body(skeleton(model))
         self.units = tuple(unit.name for unit in self._body.units)
         self.num_units = len(self.units)
@@ -52,6 +54,8 @@ class Split:
         self._upper = self._body.segment(self.cut, end)
         self._top = self._body.segment(end, self.num_units)
         _refuse_shared((self._lower, self._upper, self._top), kind)
+        if self._hidden_draws:
+            self._mark_hidden_draws()
         self.random = self._lower.draws or self._upper.draws or self._top.draws
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
@@ -62,7 +66,7 @@ class Split:
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Split, head=self.head, loss=self.loss), (self.model, self.cut)
+        return _rebuilt, (self.model, self.cut, self.head, self.loss, self._hidden_draws)
 
     def initial(self) -> tuple[Model, Model]:
         """The client's and the server's values, copied from the module as it is now."""
@@ -93,6 +97,35 @@ class Split:
         """The output of the whole model in eval mode, without a gradient."""
         return self._evaluated(model, x, 0)[0]
 
+    @torch.no_grad()
+    def rehearse(self, x: Any, y: Tensor, num_classes: int | None = None) -> None:
+        """Run a few samples through the initial model in training mode, so that a mistake shows before any training.
+
+        Neither the module nor torch's generators change. What is found to draw random numbers, though its modules do
+        not tell, is drawn from the key from now on.
+        """
+        client, server = self.initial()
+        devices = sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
+        with torch.random.fork_rng(devices=devices):
+            before = generators(devices)
+            try:
+                out, _ = self.whole(client.joined(server), x, key=0)
+                check_classes(self.loss, out, num_classes)
+                loss = self.loss(out, y)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise ConfigError(misfit(error, x, client.joined(server))) from error
+            drew = any(not torch.equal(a, b) for a, b in zip(before, generators(devices), strict=True))
+        if not isinstance(loss, Tensor) or loss.dim():
+            found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
+        if drew:
+            self._mark_hidden_draws()
+
+    def _mark_hidden_draws(self) -> None:
+        self.random = self._hidden_draws = True
+        for segment in (self._lower, self._upper, self._top, self._evaluated):
+            segment.draws = True
+
     def export(self, model: Model) -> dict[str, Any]:
         """A state dict that loads strictly into the unsplit module."""
         values = {**model.params, **model.frozen, **model.buffers}
@@ -104,6 +137,15 @@ class Split:
         entries = self.model.state_dict(keep_vars=True)  # tied tensors have an entry under each of their names
         exported = {key: values.get(first_name.get(id(entry), key), entry) for key, entry in entries.items()}
         return {key: v.detach() if isinstance(v, Tensor) else v for key, v in exported.items()}
+
+
+def _rebuilt(
+    model: nn.Module, cut: int, head: int | None, loss: Callable[[Tensor, Tensor], Tensor], hidden_draws: bool
+) -> Split:
+    split = Split(model, cut, head=head, loss=loss)
+    if hidden_draws:
+        split._mark_hidden_draws()
+    return split
 
 
 def _seed(segment: Segment, key: int | None, place: str) -> int | None:
@@ -141,6 +183,7 @@ def _cut_number(cut: int | str, units: tuple[str, ...], kind: str) -> int:
         if cut in units:
             return units.index(cut) + 1
         raise CutError(f"{kind} has no unit {cut!r} to cut after{_near(cut, units)} It has {cuts}.")
+    _refuse_other_than_int("cut", cut)
     if not 0 <= cut <= len(units):
         raise CutError(
             f"cut {cut} is out of range: {kind} has {len(units)} units, so cuts go from 0 to {len(units)}: {cuts}."
@@ -154,11 +197,17 @@ def _head_number(head: int | str, cut: int, units: tuple[str, ...], kind: str) -
         if head not in units:
             raise CutError(f"{kind} has no unit {head!r} to start the head{_near(head, units)} It may be {starts}.")
         head = units.index(head)
+    _refuse_other_than_int("head", head)
     if not cut <= head <= len(units):
         raise CutError(
             f"head {head} is out of range: above cut {cut} of {kind}, heads start from {cut} to {len(units)}: {starts}."
         )
     return head
+
+
+def _refuse_other_than_int(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CutError(f"{what} {value!r} is neither a number of units nor the name of one; give an int or a str")
 
 
 def _near(name: str, units: tuple[str, ...]) -> str:

@@ -1,0 +1,50 @@
+"""What a rehearsal of a model looks at, and what it says of a model that does not fit."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cutlayer import tree
+from cutlayer.checks import reason
+from cutlayer.errors import ConfigError
+from cutlayer.state import Model
+
+
+def generators(cuda_devices: list[int]) -> list[Tensor]:
+    """The states of torch's own generators."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
+
+
+def check_classes(loss: Callable[..., Tensor], out: Any, num_classes: int | None) -> None:
+    """Cross entropy with too few outputs fails only when the first sample of a class without one comes along."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if not entropy or num_classes is None or not isinstance(out, Tensor) or not out.dim():
+        return
+    outputs = out.shape[1] if out.dim() > 1 else out.shape[0]
+    if outputs < num_classes:
+        raise ConfigError(
+            f"the model has {outputs} outputs, but the data have {num_classes} classes; give the model one for each"
+        )
+
+
+def misfit(error: Exception, x: Any, model: Model) -> str:
+    """What a user may do about a model that cannot run on these samples."""
+    given = {a.dtype for a in tree.tensors(x) if a.is_floating_point()}
+    own = {a.dtype for a in model.params.values() if a.is_floating_point()}
+    if given and own and not given & own:
+        inputs, values = (" and ".join(sorted(str(d) for d in dtypes)) for dtypes in (given, own))
+        return (
+            f"the model does not fit the data: inputs are {inputs} and the model is {values}; cast one of them, "
+            "with data.cast(...) or model.to(...)"
+        )
+    shapes = tree.map(lambda a: tuple(a.shape[1:]), x)
+    return (
+        f"the model does not fit the data: {reason(error).rstrip('.')}; "
+        f"check the model's options against inputs of shape {shapes}"
+    )

@@ -1,0 +1,463 @@
+"""Specifies how mistakes that show only when a model meets its data are told of: early, in words, with no harm done."""
+
+import functools
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SEED, clients_of, images, simulation
+from stopping import SMALL
+from torch import Tensor, nn
+
+from cutlayer import cli, methods, sgd
+from cutlayer.batches import Batching
+from cutlayer.config import Choice, Run
+from cutlayer.data import Arrays, Partition, from_arrays
+from cutlayer.errors import ConfigError, CutError, PartitionError, UnknownNameError, UsageError
+from cutlayer.folder import Folder
+from cutlayer.methods import METHODS, Method
+from cutlayer.places import Clients
+from cutlayer.run import execute
+from cutlayer.servers import Fed, Server
+from cutlayer.simulation import Simulation
+from cutlayer.split import Split
+from cutlayer.state import State
+from cutlayer.training import Training
+
+MLP = Choice("mlp", {"hidden": (8,)})
+
+
+def method_of(name: str, model: nn.Module, cut: int = 1, loss: Any = F.cross_entropy, **options: Any) -> Method:
+    return methods.build(name, Split(model, cut, loss=loss), sgd(0.1), sgd(0.1), **options)
+
+
+def flat(*layers: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """Fully connected layers on the 8x8 images, the same at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *layers, nn.Linear(8, 10)).to(dtype)
+
+
+def losses(sim: Any, rounds: int = 2) -> list[float | None]:
+    training = Training(simulation=sim)
+    return [training.round()["loss"] for _ in range(rounds)]
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= level]
+
+
+# -- a run that does not fit its data ------------------------------------------------------------------------
+
+DIGITS = "check the model's options against inputs of shape (1, 8, 8)"
+NO_FIT: dict[str, tuple[dict[str, Any], str]] = {
+    "channels": (
+        {"model": Choice("cnn", {"in_channels": 3})},
+        "the model does not fit the data: Given groups=1, weight of size [16, 3, 3, 3], expected input[2, 1, 8, 8] to "
+        f"have 3 channels, but got 1 channels instead; {DIGITS}",
+    ),
+    "classes": (
+        {"model": Choice("cnn", {"num_classes": 5})},
+        "the model has 5 outputs, but the data have 10 classes; give the model one for each",
+    ),
+    "a tiny image": (
+        {"model": Choice("cnn", {"image_size": 2})},
+        "the model 'cnn' with num_classes = 10, in_channels = 1, image_size = 2 is empty: fc1.1.weight has the shape "
+        "(64, 0); make it larger",
+    ),
+    "another image": (
+        {"model": Choice("cnn", {"image_size": 28})},
+        "the model does not fit the data: mat1 and mat2 shapes cannot be multiplied (2x128 and 1568x64); " + DIGITS,
+    ),
+    "no width": (
+        {"model": Choice("cnn", {"width": 0})},
+        "the model 'cnn' with num_classes = 10, in_channels = 1, image_size = 8, width = 0 is empty: conv1.0.weight "
+        "has the shape (0, 1, 3, 3); make it larger",
+    ),
+    "less than no width": (
+        {"model": Choice("cnn", {"width": -3})},
+        "the model 'cnn' cannot be built with num_classes = 10, in_channels = 1, image_size = 8, width = -3: "
+        "Trying to create tensor with negative dimension -3: [-3, 1, 3, 3]",
+    ),
+    "no hidden layer": (
+        {"model": Choice("mlp", {"hidden": ()})},
+        "the model does not fit the data: mat1 and mat2 shapes cannot be multiplied (16x8 and 64x10); " + DIGITS,
+    ),
+    "a layer of nothing": (
+        {"model": Choice("mlp", {"hidden": (0,)})},
+        "the model 'mlp' with num_classes = 10, in_features = 64, hidden = [0] is empty: fc1.1.weight has the shape "
+        "(0, 64); make it larger",
+    ),
+    "a device without values": (
+        {"device": "meta"},
+        "device 'meta' cannot be used here: Tensor.item() cannot be called on meta tensors; use cpu or cuda",
+    ),
+    "an ingress below a sample each": (
+        {"model": MLP, "method": Choice("mergesfl", {"seconds_per_sample": (1.0,) * 6, "ingress": 3})},
+        "regulated batch sizes: ingress is 3, but each of the round's 4 clients sends at least one sample a step; "
+        "give an ingress of at least 4, or fewer clients a round",
+    ),
+    "seconds for too few clients": (
+        {"model": MLP, "method": Choice("mergesfl", {"seconds_per_sample": (1.0,) * 5})},
+        "regulated batch sizes: no seconds per sample for client 5; 5 were given",
+    ),
+    "an ingress alone": (
+        {"model": MLP, "method": Choice("mergesfl", {"ingress": 3})},
+        "mergesfl: ingress regulates nothing without seconds_per_sample; give that too, or neither",
+    ),
+    "a largest batch alone": (
+        {"model": MLP, "method": Choice("mergesfl", {"largest_batch": 3})},
+        "mergesfl: largest_batch regulates nothing without seconds_per_sample; give that too, or neither",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A run that nobody may lose."""
+    folder = Folder(tmp_path_factory.mktemp("done") / "run")
+    execute(replace(SMALL, rounds=1), folder)
+    return folder
+
+
+def content(folder: Folder) -> dict[str, bytes]:
+    return {str(p.relative_to(folder.path)): p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", NO_FIT)
+def test_a_run_that_cannot_work_says_so_and_leaves_the_one_before_it(name: str, done: Folder) -> None:
+    changes, message = NO_FIT[name]
+    before = content(done)
+    with pytest.raises(UsageError) as error:
+        execute(replace(SMALL, **changes), done, overwrite=True)
+    assert str(error.value) == message
+    assert content(done) == before
+
+
+def test_the_command_line_prints_it_as_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "digits", "--only", "sfl_v1", "--rounds", "1", "--engine", "loop", "--quiet"]
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    assert not left.value.code
+    folder = Folder(Path("runs/digits/sfl_v1/seed-0"))
+    before = content(folder)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, "--overwrite", "--set", "model.in_channels=3"])
+    assert left.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("error: the model does not fit the data: ") and said.err.endswith(DIGITS + "\n")
+    assert content(folder) == before
+
+
+# -- a rehearsal ---------------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_changes_neither_the_module_nor_the_generators() -> None:
+    split = Split(flat(nn.BatchNorm1d(8), nn.Dropout(0.5)), 2)
+    before = {k: v.clone() for k, v in split.model.state_dict().items()}
+    state = torch.get_rng_state()
+    few = images(2)
+    split.rehearse(few.x, few.y, 10)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in split.model.state_dict().items())
+    assert split.model.training and all(p.grad is None for p in split.model.parameters())
+
+
+def test_one_sample_is_no_batch_for_batch_norm() -> None:
+    method = method_of("sfl_v1", flat(nn.BatchNorm1d(8)))
+    with pytest.raises(ConfigError) as error:
+        simulation(method, batching=Batching(size=1))
+    assert str(error.value) == (
+        "the model does not fit the data: Expected more than 1 value per channel when training, got input size "
+        f"torch.Size([1, 8]); {DIGITS}"
+    )
+    simulation(method, batching=Batching(size=2))
+    simulation(method_of("sfl_v1", flat()), batching=Batching(size=1))
+    regulated = method_of("mergesfl", flat(nn.BatchNorm1d(8)), seconds_per_sample=(1.0, 1.0, 1.0, 1.0, 9.0))
+    with pytest.raises(ConfigError, match="Expected more than 1 value per channel"):
+        simulation(regulated)
+
+
+def test_inputs_and_model_of_different_types_are_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat(dtype=torch.float32)))
+    assert str(error.value) == (
+        "the model does not fit the data: inputs are torch.float64 and the model is torch.float32; cast one of them, "
+        "with data.cast(...) or model.to(...)"
+    )
+
+
+def test_several_inputs_are_named_with_their_shapes() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(5, 3), nn.Linear(2, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            out: Tensor = self.left(a) + self.right(b)
+            return out
+
+    data = from_arrays({"a": np.ones((8, 5)), "b": np.ones((8, 4))}, np.arange(8) % 3)
+    with pytest.raises(ConfigError, match=r"inputs of shape \{'a': \(5,\), 'b': \(4,\)\}$"):
+        simulation(method_of("sfl_v1", Two()), data, clients_of((8,)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (functools.partial(F.cross_entropy, reduction="none"), "tensor of shape (2,)"),
+        (nn.CrossEntropyLoss(reduction="none"), "tensor of shape (2,)"),
+        (lambda out, y: 1.0, "float"),
+    ],
+)
+def test_a_loss_is_one_number(loss: Any, found: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat(), loss=loss))
+    assert str(error.value) == f"the loss gives a {found}; it must be the mean over the batch"
+
+
+@pytest.mark.parametrize(
+    "loss", [F.cross_entropy, nn.CrossEntropyLoss(), functools.partial(F.cross_entropy, label_smoothing=0.1)]
+)
+def test_fewer_outputs_than_classes_are_found_also_if_no_sample_shows_it(loss: Any) -> None:
+    data = images()
+    data = Arrays(x=data.x, y=data.y % 10, num_classes=11)
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat(), loss=loss), data)
+    assert str(error.value) == "the model has 10 outputs, but the data have 11 classes; give the model one for each"
+
+
+def test_another_loss_may_have_any_number_of_outputs() -> None:
+    def of_the_first(out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out[:, 0], y.to(out.dtype))
+
+    simulation(method_of("sfl_v1", flat(nn.Linear(8, 8)), loss=of_the_first), replace(images(), num_classes=30))
+
+
+# -- random numbers that no module tells of -------------------------------------------------------------------
+
+
+def noisy(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+class Noisy(nn.Module):
+    """Its source mentions nothing that draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return noisy(x)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_hidden_randomness_is_drawn_from_the_seed_as_well(
+    cut: int, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    for state, seed in ((0, SEED), (1, SEED), (1, SEED + 1)):
+        torch.manual_seed(state)
+        method = method_of("sfl_v1", flat(Noisy()), cut)
+        assert not method.model.random
+        sim = simulation(method, engine=engine, seed=seed)
+        assert method.model.random
+        found.append(losses(sim))
+    assert found[0] == found[1] != found[2]
+    reason = f"engine loop: the model draws random numbers in training (dropout), which {engine} cannot stack"
+    assert messages(caplog) == ([] if engine == "loop" else [reason] * 3)
+
+
+def test_what_a_rehearsal_found_stays_with_the_split_wherever_it_goes() -> None:
+    split, few = Split(flat(Noisy()), 1), images(2)
+    split.rehearse(few.x, few.y)
+    for other in (split.with_cut(3), pickle.loads(pickle.dumps(split))):
+        whole = other.initial()[0].joined(other.initial()[1])
+        assert other.random
+        assert torch.equal(other.whole(whole, few.x, 5)[0], other.whole(whole, few.x, 5)[0])
+        assert torch.equal(other.predict(whole, few.x), other.predict(whole, few.x))
+    calm = Split(flat(), 1)
+    calm.rehearse(few.x, few.y)
+    assert not calm.random
+
+
+# -- models that cannot be stacked ------------------------------------------------------------------------------
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().sum()) > 0 else -x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x.unsqueeze(1))[0][:, 0]
+        return out
+
+
+UNSTACKABLE: dict[str, Callable[[], nn.Module]] = {
+    "data decide the way": Branching,
+    "a plain average": lambda: nn.BatchNorm1d(8, momentum=None),
+    "a recurrent layer": Recurrent,
+}
+
+
+@pytest.mark.parametrize("name", UNSTACKABLE)
+def test_a_model_that_vmap_cannot_run_runs_on_loop_and_says_why(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def sim(engine: str) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            layer = UNSTACKABLE[name]()
+        return simulation(method_of("sfl_v1", flat(layer, nn.Tanh()), 3), engine=engine)
+
+    expected = losses(sim("loop"))
+    assert messages(caplog) == []
+    stacked = sim("vmap")
+    found = losses(stacked)
+    if stacked.engine.name == "vmap":  # a version of torch that can
+        assert found == pytest.approx(expected, rel=1e-9)
+        return
+    assert found == expected
+    (message,) = messages(caplog)
+    assert message.startswith("engine loop: vmap cannot run this model (") and len(message) > 50
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    assert losses(sim("auto")) == expected
+    told = messages(caplog, logging.INFO)
+    assert told[0].startswith("engine vmap cannot run this model (") and told[1].startswith("engine auto: loop; ")
+
+
+def test_a_model_that_vmap_can_run_is_tried_without_a_trace() -> None:
+    sim = simulation(method_of("sfl_v1", flat()), engine="vmap")
+    assert losses(sim) == pytest.approx(losses(simulation(method_of("sfl_v1", flat()))), rel=1e-9)
+    reference = simulation(method_of("sfl_v1", flat()))
+    losses(reference)
+    assert sim.engine is not None and sim.engine.name == "vmap"
+    assert sim.ledger.content() == reference.ledger.content()
+
+
+# -- the Python interface -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 2.5}, "batching: size is 2.5; it must be a whole number"),
+        ({"size": True}, "batching: size is True; it must be a whole number"),
+        ({"size": None}, "batching: size is None; it must be a whole number"),
+        ({"epochs": "2"}, "batching: epochs is '2'; it must be a whole number"),
+        ({"steps": 1.0}, "batching: steps is 1.0; it must be a whole number"),
+    ],
+)
+def test_batching_takes_whole_numbers(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Batching(**options)
+    assert str(error.value) == message
+    assert type(Batching(size=np.int64(4)).size) is int  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [2.0, True, None])
+def test_a_cut_is_a_number_or_a_name(value: Any) -> None:
+    with pytest.raises(CutError) as error:
+        Split(flat(), value)
+    assert str(error.value) == f"cut {value!r} is neither a number of units nor the name of one; give an int or a str"
+    if value is not None:
+        with pytest.raises(CutError, match=rf"^head {value!r} is neither a number"):
+            Split(flat(), 1, head=value)
+
+
+def test_an_order_that_sl_does_not_know_is_refused() -> None:
+    with pytest.raises(UnknownNameError) as error:
+        METHODS["sl"](model=Split(flat(), 1), client_opt=sgd(0.1), server_opt=sgd(0.1), order="randm")
+    assert str(error.value) == "unknown order 'randm' in sl; did you mean 'random'?"
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (
+            [3, 64],
+            "client b holds the index 64, but the data have the samples 0 to 63; draw the partition from these data",
+        ),
+        (
+            [3, -1],
+            "client b holds the index -1, but the data have the samples 0 to 63; draw the partition from these data",
+        ),
+        ([0.0, 1.0], "client b holds indices of type float64; give the numbers of its samples"),
+    ],
+)
+def test_a_partition_of_other_data_is_refused(index: list[Any], message: str) -> None:
+    partition = Partition((np.arange(8), np.array(index)), ("a", "b"))
+    with pytest.raises(PartitionError) as error:
+        simulation(method_of("sfl_v1", flat()), images(64), partition)
+    assert str(error.value) == message
+
+
+def test_a_partition_without_clients_and_a_chunk_of_none_are_refused() -> None:
+    with pytest.raises(PartitionError, match=r"^the partition has no clients; deal the data to at least one$"):
+        Simulation(method_of("sfl_v1", flat()), images(), Partition(()))
+    with pytest.raises(ConfigError, match=r"^chunk is 0; it must be at least 1, or None for all clients at once$"):
+        simulation(method_of("sfl_v1", flat()), chunk=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent:
+    """A method that tells nothing of its rounds."""
+
+    inner: Any
+
+    @property
+    def model(self) -> Split:
+        split: Split = self.inner.model
+        return split
+
+    def start(self, server: Server, fed: Fed) -> State:
+        state: State = self.inner.start(server, fed)
+        return state
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        after: State = self.inner.round(state, clients, server, fed)
+        return after._replace(report=None)
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+def test_a_method_without_a_report_trains(engine: str) -> None:
+    silent, told = (Training(simulation=simulation(m, engine="loop")) for m in (
+        Silent(inner=method_of("sfl_v1", flat())), method_of("sfl_v1", flat())
+    ))  # fmt: skip
+    record, other = silent.round(), told.round()
+    assert (record["loss"], record["stopped"], record["samples"]) == (None, 0, other["samples"])
+    assert all(torch.equal(v, told.state_dict()[k]) for k, v in silent.state_dict().items())
+    assert losses(simulation(Silent(inner=method_of("sfl_v1", flat())), engine=engine)) == [None, None]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_without_layers_is_warned_of_where_it_would_send_its_data(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = simulation(method_of(name, flat(), 0))
+    losses(sim)
+    raw = "cut 0 leaves no layer at the clients: what goes up as activations is their raw input"
+    assert messages(caplog) == ([] if name == "fedavg" else [raw])
+    caplog.clear()
+    simulation(method_of(name, flat(), 1))
+    assert messages(caplog) == []
+
+
+def test_threads_have_a_limit() -> None:
+    with pytest.raises(ConfigError, match=r"^cpu_threads is 4097; it must be at most 4096$"):
+        Run(cpu_threads=4097)
