@@ -100,10 +100,10 @@ def in_the_first_round(_: int) -> None:
 
 
 def before_the_model_is_written(_: int) -> None:
-    def write(old: Any, path: Path, content: Any) -> None:
+    def write(old: Any, path: Path, *content: Any) -> None:
         if path.suffix == ".safetensors":
             die()
-        old(path, content)
+        old(path, *content)
 
     patch(run, "write", write)
 
