@@ -3,9 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from cutlayer import keys
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.kinds import MODEL, SETTINGS
@@ -13,13 +10,14 @@ from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
+from cutlayer.pieces.merge import cut_of, finite_or_zero, in_share, own_mean, watched, while_any
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import progress_of, report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
 from cutlayer.places import Clients, Step
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Progress, State
+from cutlayer.state import State
 from cutlayer.values import Held, PerClient
 
 Agg = Literal["batch", "uniform"]
@@ -71,43 +69,14 @@ class MergeSFL:
         """Gradient of the merged batch's mean loss, and what each client gets: the gradient of its own batch's mean."""
         total = sum(step.sizes.values())
         share = server.rows({j: server.hold(b / total) for j, b in step.sizes.items()})
-        z, back = server.concat(server.each(_finite_or_zero, crossing.z))
+        z, back = server.concat(server.each(finite_or_zero, crossing.z))
         h, pull = server.vjp(self.model.upper, s, z, keys.fold(step.everyone.key, "merged", step.number))
         loss, gradient = crossing.loss(back(h))
-        progress[step.active] = server.each(_watched, progress, crossing.z, loss)
+        progress[step.active] = server.each(watched, progress, crossing.z, loss)
         ok = progress[step.active].ok
-        merged, _ = server.concat(server.each(_in_share, gradient, share, ok))
-        gs = server.do(_while_any, server.do(pull, merged), server.sum(ok))
-        return gs, server.each(_own_mean, back(server.do(_cut, gs)), share, ok)
-
-
-def _cut(grads: Grads) -> Tensor | None:
-    return grads.cut
-
-
-def _finite_or_zero(z: Tensor) -> Tensor:
-    """A client whose activations are not finite must not reach the others through the merged batch."""
-    return torch.where(z.isfinite().all(), z, 0)
-
-
-def _watched(progress: Progress, z: Tensor, loss: Tensor) -> Progress:
-    ok = progress.ok & z.isfinite().all() & loss.isfinite()
-    return Progress(torch.where(ok, progress.loss + loss, progress.loss), progress.steps + ok, ok)
-
-
-def _in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
-    """A merged mean scales each client's gradient by its share of the batch."""
-    return torch.where(ok, gradient * share, 0)
-
-
-def _while_any(grads: Grads, num_ok: Tensor) -> Grads:
-    """With no client left the server stands still as well, instead of coasting on its momentum."""
-    return grads._replace(params={k: torch.where(num_ok > 0, g, torch.nan) for k, g in grads.params.items()})
-
-
-def _own_mean(cut: Tensor, share: float, ok: Tensor) -> Tensor:
-    """Undo the share; NaN tells a client that has stopped to stand still."""
-    return torch.where(ok, cut / share, torch.nan)
+        merged, _ = server.concat(server.each(in_share, gradient, share, ok))
+        gs = server.do(while_any, server.do(pull, merged), server.sum(ok))
+        return gs, server.each(own_mean, back(server.do(cut_of, gs)), share, ok)
 
 
 def mergesfl(
