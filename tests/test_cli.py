@@ -169,7 +169,7 @@ def test_a_file_changes_a_recipe(say: Any) -> None:
         ("recipe = 1", 'mine.toml: recipe = 1 is no name; write for example recipe = "digits"'),
         (
             'recipe = "digits"\nmethod = "sl"',
-            "with these changes mine/fedavg and mine/sl are the same run; pick one of them with --only",
+            "with these changes mine/fedavg and mine/sl are the same run; keep one of them with --only",
         ),
         (
             "cut = 9",
@@ -355,3 +355,10 @@ def test_list_of_one_kind_as_a_table(say: Any) -> None:
     lines = [" ".join(line.split()) for line in say("list", "partitions").out.splitlines()]
     assert lines[0] == "partitions"
     assert "shards A few labels per client, equal sizes. per_client=2" in lines
+
+
+def test_a_run_is_named_after_the_method_that_it_trains(say: Any, tmp_path: Path) -> None:
+    given = ["run", "digits", "--only", "sfl_v1", "--set", "method.name=sl", *SHORT, "--out", str(tmp_path), "--quiet"]
+    assert say(*given).code == 0
+    assert (tmp_path / "digits" / "sl" / "seed-0" / "metrics.jsonl").exists()
+    assert not (tmp_path / "digits" / "sfl_v1").exists()

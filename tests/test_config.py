@@ -1,6 +1,8 @@
 """Specifies how a run is spelled in TOML, what is refused before anything is loaded, and in which words."""
 
+import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,12 @@ def test_a_file_round_trip_keeps_the_run(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(config.dumps(run).encode())
     assert config.changed(Run(), config.read(path), str(path)) == run
+
+
+def test_the_documented_keys_and_their_defaults_are_the_real_ones() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (spelled,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert config.changed(Run(), tomllib.loads(spelled), "the page") == Run()
+    commented = re.sub(r"^# (?=\w+ = )", "", spelled, flags=re.MULTILINE)
+    named = {*tomllib.loads(commented), "server_optimiser"}
+    assert named == {field.name for field in fields(Run)}

@@ -16,11 +16,12 @@ from conftest import SEED, clients_of, images, simulation
 from stopping import SMALL
 from torch import Tensor, nn
 
+import cutlayer
 from cutlayer import cli, methods, sgd
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.data import Arrays, Partition, from_arrays
-from cutlayer.errors import ConfigError, CutError, PartitionError, UnknownNameError, UsageError
+from cutlayer.errors import ConfigError, CutError, DataError, PartitionError, UnknownNameError, UsageError
 from cutlayer.folder import Folder
 from cutlayer.methods import METHODS, Method
 from cutlayer.places import Clients
@@ -85,10 +86,6 @@ NO_FIT: dict[str, tuple[dict[str, Any], str]] = {
         {"model": Choice("cnn", {"width": -3})},
         "the model 'cnn' cannot be built with num_classes = 10, in_channels = 1, image_size = 8, width = -3: "
         "Trying to create tensor with negative dimension -3: [-3, 1, 3, 3]",
-    ),
-    "no hidden layer": (
-        {"model": Choice("mlp", {"hidden": ()})},
-        "the model does not fit the data: mat1 and mat2 shapes cannot be multiplied (16x8 and 64x10); " + DIGITS,
     ),
     "a layer of nothing": (
         {"model": Choice("mlp", {"hidden": (0,)})},
@@ -461,3 +458,44 @@ def test_a_client_without_layers_is_warned_of_where_it_would_send_its_data(
 def test_threads_have_a_limit() -> None:
     with pytest.raises(ConfigError, match=r"^cpu_threads is 4097; it must be at most 4096$"):
         Run(cpu_threads=4097)
+
+
+X, Y = torch.zeros(8, 2), torch.arange(8) % 4
+SOUND: dict[str, Any] = {
+    "method": cutlayer.fedavg(model=cutlayer.Split(torch.nn.Linear(2, 4), 1), client_opt=cutlayer.sgd(0.1)),
+    "data": cutlayer.from_arrays(X, Y),
+    "partition": cutlayer.iid(8, 2, key=0),
+    "rounds": 1,
+    "batching": cutlayer.Batching(size=2),
+}
+MADE = "as cutlayer.from_arrays, from_dataset or load make them"
+WRONG_TYPES = {
+    "data": ((X, Y), f"data is a tuple; give an Arrays, {MADE}"),
+    "partition": (
+        [[0], [1]],
+        "partition is a list; give a Partition, as cutlayer.iid, dirichlet, shards or natural draw one",
+    ),
+    "batching": (16, "batching is an int; give a Batching, such as Batching(size=32)"),
+    "test": ((X, Y), f"the test set is a tuple; give an Arrays, {MADE}"),
+    "method": (
+        cutlayer.FedAvg(model=torch.nn.Linear(2, 4), opt=cutlayer.sgd(0.1)),
+        "the method's model is a Linear; give a Split, such as Split(net, cut=1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_python_callers_are_told_what_to_give(name: str) -> None:
+    value, message = WRONG_TYPES[name]
+    with pytest.raises(ConfigError) as caught:
+        cutlayer.train(**{**SOUND, name: value})
+    assert str(caught.value) == message
+    assert cutlayer.train(**SOUND).history[-1]["round"] == 1
+
+
+def test_labels_of_the_test_set_must_be_classes_of_the_training_data() -> None:
+    with pytest.raises(DataError) as caught:
+        cutlayer.train(**SOUND, test=cutlayer.from_arrays(X, Y + 4))
+    assert str(caught.value) == (
+        "the test set has labels up to 7, but the training data have 4 classes; give both the same num_classes"
+    )

@@ -26,3 +26,13 @@ def check_positive(name: str, value: Any) -> None:
 
 def check_decay(rate: Any) -> None:
     check(is_number(rate) and rate >= 0, "weight_decay", rate, "a number from 0 up")
+
+
+def check_type(name: str, value: Any, wanted: type, how: str) -> None:
+    """Refuse a value of another type than a Python caller must give, and say how to make one."""
+    if not isinstance(value, wanted):
+        raise ConfigError(f"{name} is {_a(type(value))}; give {_a(wanted)}, {how}")
+
+
+def _a(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"

@@ -31,7 +31,9 @@ class UnknownNameError(UsageError):
     def __init__(self, what: str, name: str, known: Iterable[str], where: str = "") -> None:
         options = sorted(known)
         near = get_close_matches(name, options, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(options)}."
+        hint = f"known: {', '.join(options)}." if options else "it has none."
+        if near:
+            hint = f"did you mean {' or '.join(repr(n) for n in near)}?"
         super().__init__(f"unknown {what} {name!r}{f' in {where}' if where else ''}; {hint}")
 
 

@@ -150,20 +150,21 @@ def _check_first_round(run: Run, folder: Folder) -> None:
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
     """The configurations must agree in all but the number of rounds."""
-    there, here = (_flat(json.loads(json.dumps(c))) for c in (then, config.as_dict(run)))
+    there, here = ({**json.loads(json.dumps(c)), "rounds": None} for c in (then, config.as_dict(run)))
+    for key, old, new in _differences(there, here):
+        raise CheckpointError(
+            f"{folder.path} holds a run of another configuration: {key} is {old!r} there and "
+            f"{new!r} here; resume it with its own, start over with --overwrite, or choose another --out"
+        )
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     for key in sorted(there.keys() | here.keys()):
-        if key != "rounds" and there.get(key) != here.get(key):
-            raise CheckpointError(
-                f"{folder.path} holds a run of another configuration: {key} is {there.get(key)!r} there and "
-                f"{here.get(key)!r} here; resume it with its own, start over with --overwrite, or choose another --out"
-            )
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
+        old, new = there.get(key), here.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield prefix + key, old, new
 
 
 def environment() -> dict[str, Any]:

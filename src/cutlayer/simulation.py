@@ -9,6 +9,7 @@ import torch
 
 from cutlayer import keys, tree
 from cutlayer.batches import Batching, Walk, check_batch
+from cutlayer.checks import check_type
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.engines.auto import fastest, obstacle
@@ -24,10 +25,12 @@ from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
 from cutlayer.program import Program
 from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
 from cutlayer.state import State
 
 log = logging.getLogger("cutlayer")
 ENGINES = ("auto", "loop", "vmap")
+HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
 class Simulation:
@@ -46,6 +49,10 @@ class Simulation:
         seed: int = 0,
         meters: tuple[Meter, ...] = (),
     ) -> None:
+        check_type("data", data, Arrays, HOW_ARRAYS)
+        check_type("partition", partition, Partition, "as cutlayer.iid, dirichlet, shards or natural draw one")
+        check_type("batching", batching, Batching, "such as Batching(size=32)")
+        check_type("the method's model", method.model, Split, "such as Split(net, cut=1)")
         _check_partition(partition, len(data))
         check_batch(batching, partition.clients)
         self.method, self.data, self.partition, self.batching, self.seed = method, data, partition, batching, seed

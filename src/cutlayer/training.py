@@ -10,11 +10,12 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.batches import Batching
+from cutlayer.checks import check_type
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods.base import Method, global_model
-from cutlayer.simulation import Simulation
+from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State
 
@@ -63,7 +64,14 @@ class Training:
         for setting, least in (("eval_every", 1), ("rounds", 0)):
             if getattr(self, setting) < least:
                 raise ConfigError(f"{setting} is {getattr(self, setting)}; it must be at least {least}")
+        classes = self.simulation.data.num_classes
         for name, data in self._held_out().items():
+            check_type(f"the {name} set", data, Arrays, HOW_ARRAYS)
+            if classes is not None and data.num_classes is not None and data.num_classes > classes:
+                raise DataError(
+                    f"the {name} set has labels up to {data.num_classes - 1}, but the training data have {classes} "
+                    "classes; give both the same num_classes"
+                )
             if not len(data):
                 raise DataError(f"the {name} set has no samples; give at least one, or leave it out")
         self.state = self.simulation.start()

@@ -83,6 +83,7 @@ def run(
     runs = [config.changed(r, changes, "--set") for r in launch.chosen(launch.named(what), only or [], what)]
     runs = [config.changed(r, flags, "the command line") for r in runs]
     launch.refuse_twins(runs)
+    runs = [launch.named_by_method(r) for r in runs]
     every = [replace(r, seed=r.seed + i) for r in runs for i in range(seeds)]
     with watching(quiet) as watcher:
         folders = launch.execute_all(every, out, watcher, root=data, resume=resume, overwrite=overwrite)

@@ -11,6 +11,7 @@ from cutlayer.cli.progress import Watcher
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.folder import Folder
+from cutlayer.methods import METHODS
 from cutlayer.run import execute
 from cutlayer.training import Record, Training
 
@@ -69,13 +70,19 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
     return tables
 
 
+def named_by_method(run: Run) -> Run:
+    """A run that is named after its method stays so when the method is changed."""
+    path = PurePosixPath(run.name)
+    return replace(run, name=str(path.with_name(run.method.name))) if path.name in METHODS else run
+
+
 def refuse_twins(runs: Sequence[Run]) -> None:
     """Runs that are the same but for their name would only burn time."""
     for i, run in enumerate(runs):
         for other in runs[:i]:
             if replace(run, name=other.name) == other:
                 raise ConfigError(
-                    f"with these changes {other.name} and {run.name} are the same run; pick one of them with --only"
+                    f"with these changes {other.name} and {run.name} are the same run; keep one of them with --only"
                 )
 
 

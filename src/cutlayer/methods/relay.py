@@ -71,5 +71,5 @@ def _added(told: Report, part: Part) -> Report:
 
 
 def sl(*, model: Split, client_opt: Transform, server_opt: Transform, order: Order = "random") -> Relay:
-    """Split learning with the options that a configuration can name."""
+    """Split learning: one client at a time trains, and its layers are handed on to the next."""
     return Relay(model=model, client_opt=client_opt, server_opt=server_opt, order=order)

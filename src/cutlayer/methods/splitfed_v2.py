@@ -107,7 +107,7 @@ def sfl_v2(
     order: Order = "random",
     server_opt_reset: Reset = "never",
 ) -> SplitFedV2:
-    """SFL-V2 with the options that a configuration can name."""
+    """SFL-V2: one server-side model takes the clients' batches one after another."""
     return SplitFedV2(
         model=model,
         client_opt=client_opt,

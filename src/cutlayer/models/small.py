@@ -14,7 +14,8 @@ def mlp(in_features: int = 64, hidden: tuple[int, ...] = (64, 32), num_classes: 
     for i, size in enumerate(hidden, start=1):
         units[f"fc{i}"] = nn.Sequential(nn.Flatten(), nn.Linear(width, size), nn.ReLU())
         width = size
-    units["head"] = nn.Linear(width, num_classes)
+    head = nn.Linear(width, num_classes)
+    units["head"] = head if hidden else nn.Sequential(nn.Flatten(), head)
     return nn.Sequential(units)
 
 
