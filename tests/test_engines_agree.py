@@ -89,31 +89,31 @@ RUNS = [
 @pytest.mark.parametrize("case", CASES)
 def test_vmap_gives_the_loop_engines_numbers(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
     found = outcome(case, opt, shape, dtype, engine="vmap")
-    same(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
+    must_agree(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=("float64", "float32"))
 @pytest.mark.parametrize("case", CASES)
 def test_vmap_two_clients_at_a_time_gives_the_loop_engines_numbers(case: str, dtype: torch.dtype) -> None:
     found = outcome(case, "momentum", "two-part", dtype, engine="vmap", chunk=2)
-    same(found, on_loop(case, "momentum", "two-part", dtype), TOLERANCE[dtype])
+    must_agree(found, on_loop(case, "momentum", "two-part", dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("shape", ("empty client", "empty server", "empty server of a u-shape"))
 @pytest.mark.parametrize("case", methods.METHODS)
 def test_vmap_gives_the_loop_engines_numbers_where_one_side_is_empty(case: str, shape: str) -> None:
     found = outcome(case, "momentum", shape, torch.float64, engine="vmap")
-    same(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
+    must_agree(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
 
 
 @pytest.mark.parametrize("shape", ("two-part", "u-shaped"))
 @pytest.mark.parametrize("case", CASES)
 def test_auto_gives_the_loop_engines_numbers_whatever_it_picks(case: str, shape: str) -> None:
     found = outcome(case, "momentum", shape, torch.float64, engine="auto")
-    same(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
+    must_agree(found, on_loop(case, "momentum", shape, torch.float64), 1e-12)
 
 
-def same(found: Outcome, expected: Outcome, tol: float) -> None:
+def must_agree(found: Outcome, expected: Outcome, tol: float) -> None:
     agree(found.values, expected.values, tol)
     assert found.ledger.totals == expected.ledger.totals
     assert found.ledger.per_client == expected.ledger.per_client

@@ -110,7 +110,7 @@ def refusal(story: Callable[[Scene], Any], engine: str, model: Split | None = No
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_scene_itself_is_lawful(engine: str) -> None:
-    tell(lambda scene: None, engine)
+    assert tell(lambda scene: None, engine).ledger.totals["up_activations"] > 0
 
 
 # -- What clients run --------------------------------------------------------------------------------------------------
