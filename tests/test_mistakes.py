@@ -272,7 +272,7 @@ def test_hidden_randomness_is_drawn_from_the_seed_as_well(
         assert method.model.random
         found.append(losses(sim))
     assert found[0] == found[1] != found[2]
-    reason = f"engine loop: the model draws random numbers in training (dropout), which {engine} cannot stack"
+    reason = "engine loop: the model draws random numbers in training (dropout), which vmap cannot stack"
     assert messages(caplog) == ([] if engine == "loop" else [reason] * 3)
 
 

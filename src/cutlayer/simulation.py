@@ -108,9 +108,7 @@ class Simulation:
         if name == "loop":
             return Loop()
         if self.method.model.random:
-            log.warning(
-                "engine loop: the model draws random numbers in training (dropout), which %s cannot stack", name
-            )
+            log.warning("engine loop: the model draws random numbers in training (dropout), which vmap cannot stack")
             return Loop()
         return None
 
