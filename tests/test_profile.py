@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutlayer.models import cnn, mlp, resnet18
+from cutlayer.models import char_transformer, cnn, mlp, resnet18, resnet34, vgg16
 from cutlayer.plan.profile import profile
 from cutlayer.split import Split
 
@@ -20,6 +20,26 @@ RESNET18 = [
     ("layer4.0", 479.920, 0.8641, 8192, 6_448_192),
     ("layer4.1", 555.418, 1.0000, 8192, 11_168_832),
     ("head", 555.423, 1.0000, 10, 11_173_962),
+]
+
+# VGG-16 without normalisation, 32x32: unit, A(L), cumulative multiply-adds (millions), cumulative parameters
+VGG16 = [
+    ("conv1_1", 65536, 1.769, 1_792),
+    ("conv1_2", 16384, 39.518, 38_720),
+    ("conv2_1", 32768, 58.393, 112_576),
+    ("conv2_2", 8192, 96.141, 260_160),
+    ("conv3_1", 16384, 115.016, 555_328),
+    ("conv3_2", 16384, 152.764, 1_145_408),
+    ("conv3_3", 4096, 190.513, 1_735_488),
+    ("conv4_1", 8192, 209.388, 2_915_648),
+    ("conv4_2", 8192, 247.136, 5_275_456),
+    ("conv4_3", 2048, 284.885, 7_635_264),
+    ("conv5_1", 2048, 294.322, 9_995_072),
+    ("conv5_2", 2048, 303.759, 12_354_880),
+    ("conv5_3", 512, 313.197, 14_714_688),
+    ("fc1", 512, 313.459, 14_977_344),
+    ("fc2", 512, 313.721, 15_240_000),
+    ("head", 10, 313.726, 15_245_130),
 ]
 
 
@@ -45,6 +65,39 @@ def test_resnet18_with_the_imagenet_stem() -> None:
     table = profile(resnet18(stem="imagenet"), (3, 32, 32))
     assert (round(table.macs / 1e6, 2), table.params) == (37.02, 11_181_642)
     assert (table.activations[5], table.cumulative_params[5], round(table.share(5), 4)) == (2048, 683_072, 0.5466)
+
+
+def test_vgg16_for_small_images() -> None:
+    table = profile(vgg16(), (3, 32, 32))
+    found = [
+        (
+            row.name,
+            table.activations[cut],
+            round(table.cumulative_forward_flops[cut] / 2e6, 3),
+            table.cumulative_params[cut],
+        )
+        for cut, row in enumerate(table.rows, start=1)
+    ]
+    assert found == VGG16
+
+
+def test_resnet34_for_larger_images() -> None:
+    table = profile(resnet34(num_classes=200), (3, 64, 64))
+    assert (round(table.macs / 1e6, 2), table.params) == (4637.69, 21_379_592)
+    assert (table.rows[2].name, round(table.share(3), 4)) == ("layer1.1", 0.1318)
+    assert (table.activations[3], table.cumulative_params[3]) == (262_144, 149_824)
+
+
+def test_a_transformer_on_tokens_counted_by_hand() -> None:
+    table = profile(char_transformer(), torch.zeros(3, 80, dtype=torch.int64))
+    embedding, *layers, head = table.rows
+    assert (embedding.macs, embedding.params, embedding.activation) == (0, (80 + 80) * 128, 80 * 128)
+    for layer in layers:
+        assert layer.macs == 80 * 12 * 128**2 + 2 * 80**2 * 128  # four projections, the perceptron; scores and mixing
+        assert layer.params == 12 * 128**2 + (4 + 5 + 4) * 128  # weights; biases of both halves, normalisation
+        assert (layer.backward_flops, layer.activation) == (2 * layer.forward_flops, 80 * 128)
+    assert (head.macs, head.params, head.activation) == (128 * 80, 129 * 80 + 2 * 128, 80)
+    assert (len(layers), table.params, table.input) == (6, 1_220_688, 80)
 
 
 def test_backward_is_twice_forward_but_for_the_first_unit() -> None:

@@ -150,7 +150,7 @@ def test_a_lazy_module_is_refused() -> None:
 def test_the_zoo_refuses_unknown_names() -> None:
     with pytest.raises(UnknownNameError) as error:
         build("resnet19")
-    assert str(error.value) == "unknown model 'resnet19'; did you mean 'resnet18' or 'resnet_tiny'?"
+    assert str(error.value) == "unknown model 'resnet19'; did you mean 'resnet18' or 'resnet50' or 'resnet34'?"
     with pytest.raises(UnknownNameError) as error:
         build("cnn", widht=3)
     assert str(error.value) == "unknown option 'widht' in model 'cnn'; did you mean 'width'?"
@@ -159,7 +159,7 @@ def test_the_zoo_refuses_unknown_names() -> None:
     assert str(error.value) == "unknown norm 'layer'; known: batch, group, none."
     with pytest.raises(UnknownNameError) as error:
         build("resnet18", stem="5x5")
-    assert str(error.value) == "unknown stem '5x5'; known: 3x3, imagenet."
+    assert str(error.value) == "unknown stem '5x5'; known: 3x3, 7x7, imagenet."
 
 
 def test_a_convolution_before_batch_norm_has_no_bias() -> None:

@@ -6,14 +6,27 @@ from typing import Any
 from torch import nn
 
 from cutlayer import registry
-from cutlayer.models.resnet import ResNet, resnet18, resnet_tiny
+from cutlayer.models.densenet import DenseNet, densenet121, densenet169
+from cutlayer.models.mobilenet import MobileNetV2, mobilenet_v2
+from cutlayer.models.resnet import ResNet, resnet18, resnet34, resnet50, resnet_tiny
 from cutlayer.models.small import cnn, mlp
+from cutlayer.models.transformer import CharTransformer, char_transformer
+from cutlayer.models.vgg import VGG, vgg11, vgg16
+from cutlayer.models.weights import load_weights
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "char_transformer": char_transformer,
     "cnn": cnn,
+    "densenet121": densenet121,
+    "densenet169": densenet169,
     "mlp": mlp,
+    "mobilenet_v2": mobilenet_v2,
     "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
     "resnet_tiny": resnet_tiny,
+    "vgg11": vgg11,
+    "vgg16": vgg16,
 }
 
 
@@ -22,4 +35,25 @@ def build(name: str, **options: Any) -> nn.Module:
     return registry.make("model", MODELS, name, options)
 
 
-__all__ = ["MODELS", "ResNet", "build", "cnn", "mlp", "resnet18", "resnet_tiny"]
+__all__ = [
+    "MODELS",
+    "VGG",
+    "CharTransformer",
+    "DenseNet",
+    "MobileNetV2",
+    "ResNet",
+    "build",
+    "char_transformer",
+    "cnn",
+    "densenet121",
+    "densenet169",
+    "load_weights",
+    "mlp",
+    "mobilenet_v2",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet_tiny",
+    "vgg11",
+    "vgg16",
+]

@@ -1,4 +1,4 @@
-"""Normalisation layers for images, by name."""
+"""Normalisation layers, by name."""
 
 import math
 from typing import Literal, get_args
@@ -11,7 +11,7 @@ Norm = Literal["none", "batch", "group"]
 
 
 def image_norm(name: Norm, channels: int) -> nn.Module:
-    """The normalisation of that name for so many channels."""
+    """The normalisation of that name for images of so many channels."""
     if name == "none":
         return nn.Identity()
     if name == "batch":
@@ -20,3 +20,8 @@ def image_norm(name: Norm, channels: int) -> nn.Module:
         groups = math.gcd(channels, max(1, channels // 16))  # 16 channels to a group, or as near as divides
         return nn.GroupNorm(groups, channels)
     raise UnknownNameError("norm", name, get_args(Norm))
+
+
+def feature_norm(name: Norm, features: int) -> nn.Module:
+    """The normalisation of that name for vectors of so many features."""
+    return nn.BatchNorm1d(features) if name == "batch" else image_norm(name, features)

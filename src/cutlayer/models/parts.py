@@ -1,0 +1,52 @@
+"""What the networks of the zoo share: stems, the first values of convolutions, and how units run."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+
+from cutlayer import registry
+from cutlayer.models.norms import Norm, image_norm
+
+Stem = Literal["3x3", "7x7", "imagenet"]
+Units: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # name of each unit and the sub-modules that it runs
+STEMS = {"3x3": (3, 1, False), "7x7": (7, 2, False), "imagenet": (7, 2, True)}  # kernel, stride, pooled?
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def image_stem(
+    stem: Stem, in_channels: int, channels: int, norm: Norm
+) -> tuple[nn.Conv2d, nn.Module, nn.Module, nn.Module]:
+    """Convolution, normalisation, activation and pooling before the first block."""
+    kernel, stride, pooled = registry.find("stem", STEMS, stem)
+    conv = nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, bias=False)
+    pool = nn.MaxPool2d(3, stride=2, padding=1) if pooled else nn.Identity()
+    return conv, image_norm(norm, channels), nn.ReLU(), pool
+
+
+def init_convolutions(model: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """He's normal values for the weights of convolutions, zeros for their biases."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def run_units(model: nn.Module, units: Units, x: Tensor) -> Tensor:
+    """The units of a model, one after another."""
+    for _, paths in units:
+        for path in paths:
+            x = model.get_submodule(path)(x)
+    return x
+
+
+def preset(about: str, network: Callable[Concatenate[A, P], T], plan: A) -> Callable[P, T]:
+    """A network of a known plan, which leaves its other options open."""
+    model: Any = partial(network, plan)
+    model.__doc__ = about
+    return model  # type: ignore[no-any-return]
