@@ -54,6 +54,23 @@ def test_from_arrays_types():
     assert from_arrays(np.zeros((2, 3)), np.zeros((2, 3), int)).num_classes is None
 
 
+def test_groups_follow_the_samples():
+    arrays = from_arrays(np.arange(5.0)[:, None], [0, 1, 0, 1, 0], groups=["mia", "ben", "mia", "zoe", "ben"])
+    assert (arrays.group_names, arrays.groups.tolist()) == (("ben", "mia", "zoe"), [1, 0, 1, 2, 0])
+    taken = arrays.take([3, 0]).to("cpu").cast(torch.float64)
+    assert (taken.groups.tolist(), taken.groups.dtype) == ([2, 1], torch.int64)
+    assert taken.group_names == ("ben", "mia", "zoe")
+    for part in split_off(arrays, 0.4, key=1):
+        assert part.groups.tolist() == [arrays.groups[int(i)].item() for i in part.x[:, 0]]
+    assert arrays.of_groups(["zoe", "ben"]).x[:, 0].tolist() == [1, 3, 4]
+    assert len(arrays.of_groups([])) == 0
+    with pytest.raises(UnknownNameError) as caught:
+        arrays.of_groups(["ben", "mio"])
+    assert str(caught.value) == "unknown group 'mio'; did you mean 'mia'?"
+    assert from_arrays(np.zeros((3, 1)), [0, 0, 0], groups=[10, 9, 10]).group_names == ("9", "10")
+    assert from_arrays(np.zeros((1, 1)), [0]).groups is None
+
+
 def test_from_arrays_does_not_share_memory_with_numpy():
     x = np.zeros((1, 2), np.float32)
     arrays = from_arrays(x, [0])
@@ -99,6 +116,19 @@ def test_from_arrays_does_not_share_memory_with_numpy():
         (
             lambda: from_dataset([({"a": 1.0}, 0), ({"b": 1.0}, 0)]),
             "item 1 of the data set has x['b'], y, item 0 has x['a'], y; give every item the same keys",
+        ),
+        (
+            lambda: Arrays(x=torch.zeros(3, 1), y=torch.zeros(3), groups=torch.zeros(2, dtype=torch.int64)),
+            "groups have the type torch.int64 and the shape (2,) for 3 samples; give one int64 a sample",
+        ),
+        (
+            lambda: Arrays(x=torch.zeros(2, 1), y=torch.zeros(2), groups=torch.tensor([0, 2]), group_names=("a", "b")),
+            "groups go from 0 to 2, but there are 2 group names; "
+            "give each group a name and each sample the index of one",
+        ),
+        (
+            lambda: small().of_groups(["a"]),
+            "the samples have no groups to choose from; give each sample its group",
         ),
         (
             lambda: split_off(from_arrays(np.zeros((1, 1)), [0]), 0.5, key=0),
@@ -505,7 +535,8 @@ def test_labels_out_of_range_name_the_set_and_the_sample(tmp_path):
 
 
 def test_names():
-    assert names() == ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100"]
+    assert names()[:5] == ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100"]
+    assert names()[5:] == ["tiny_imagenet", "ham10000", "shakespeare", "speech_commands"]
     with pytest.raises(UnknownNameError) as caught:
         load("cifar")
     assert str(caught.value) == "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'?"

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlayer.data.partition import PARTITIONS, Dirichlet, Partition, Shards, dirichlet, iid, natural, shards
+from cutlayer.data import Arrays, from_arrays
+from cutlayer.data.partition import PARTITIONS, Dirichlet, Natural, Partition, Shards, dirichlet, iid, natural, shards
 from cutlayer.errors import PartitionError
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
@@ -20,6 +21,10 @@ def assert_every_index_once(partition, num_samples):
     for indices in partition.clients:
         assert indices.dtype == np.int64
         assert (np.diff(indices) > 0).all()
+
+
+def samples(labels, groups=None):
+    return from_arrays(np.zeros((len(labels), 1)), labels, groups=groups)
 
 
 def same(a, b):
@@ -85,18 +90,27 @@ def test_dirichlet_draws_again_until_no_client_is_too_small():
 
 @pytest.mark.parametrize("scheme", PARTITIONS.values(), ids=PARTITIONS.keys())
 def test_the_key_alone_decides(scheme):
+    data = samples(np.arange(120) % 6, groups=np.arange(120) % 10)
+    drawn = scheme().draw(data, 5, 7)
+    assert same(drawn, scheme().draw(data, 5, 7))
+    assert not same(drawn, scheme().draw(data, 5, 8))
+    assert sum(drawn.sizes) == (60 if scheme is Natural else 120)
+
+
+def test_labels_may_be_a_list_an_array_or_a_tensor():
     labels = np.arange(120) % 6
-    assert same(scheme().draw(labels, 5, 7), scheme().draw(labels.tolist(), 5, 7))
-    assert same(scheme().draw(labels, 5, 7), scheme().draw(torch.tensor(labels), 5, 7))
-    assert not same(scheme().draw(labels, 5, 7), scheme().draw(labels, 5, 8))
+    for draw in (lambda y: dirichlet(y, 5, alpha=0.5, key=7), lambda y: shards(y, 5, key=7)):
+        assert same(draw(labels), draw(labels.tolist()))
+        assert same(draw(labels), draw(torch.tensor(labels)))
 
 
 def test_settings_reach_the_draw():
     labels = np.arange(200) % 4
     direct = dirichlet(labels, 6, alpha=0.7, key=3, min_size=9, balance_cap=True)
-    assert same(Dirichlet(alpha=0.7, min_size=9, balance_cap=True).draw(labels, 6, 3), direct)
-    assert not same(Dirichlet(alpha=0.7, min_size=9).draw(labels, 6, 3), direct)
-    assert same(Shards(per_client=4).draw(labels, 5, 3), shards(labels, 5, shards_per_client=4, key=3))
+    data = samples(labels)
+    assert same(Dirichlet(alpha=0.7, min_size=9, balance_cap=True).draw(data, 6, 3), direct)
+    assert not same(Dirichlet(alpha=0.7, min_size=9).draw(data, 6, 3), direct)
+    assert same(Shards(per_client=4).draw(data, 5, 3), shards(labels, 5, shards_per_client=4, key=3))
     assert (Dirichlet().alpha, Dirichlet().min_size, Dirichlet().balance_cap, Shards().per_client) == (0.3, 2, False, 2)
 
 
@@ -153,6 +167,30 @@ def test_natural_clients_are_the_distinct_keys_in_order():
     assert [c.tolist() for c in partition.clients] == [[1, 4], [0, 2], [3]]
     assert natural([10, 9, 10]).names == ("9", "10")
     assert iid(4, 2, key=0).names == ("0", "1")
+
+
+NAMES = ("ben", "mia", "none", "zoe", "al")
+GROUPS = Arrays(  # ben has 3 samples, mia 2, zoe 1, al 4
+    x=torch.zeros(10, 1), y=torch.zeros(10), groups=torch.tensor([4, 0, 1, 3, 0, 4, 4, 1, 0, 4]), group_names=NAMES
+)
+
+
+def test_each_group_is_a_client_under_its_name():
+    everyone = Natural(min_size=1).draw(GROUPS, 4, key=0)
+    assert everyone.names == ("ben", "mia", "zoe", "al")
+    assert [c.tolist() for c in everyone.clients] == [[1, 4, 8], [2, 7], [3], [0, 5, 6, 9]]
+    assert Natural().draw(GROUPS, 3, key=0).names == ("ben", "mia", "al")
+    assert Natural(min_size=4).draw(GROUPS, 1, key=0).names == ("al",)
+
+
+def test_fewer_clients_than_groups_are_a_random_choice():
+    drawn = [Natural().draw(GROUPS, 2, key) for key in range(300)]
+    chosen = {names: sum(p.names == names for p in drawn) for names in {p.names for p in drawn}}
+    assert chosen.keys() == {("ben", "mia"), ("ben", "al"), ("mia", "al")}
+    assert min(chosen.values()) > 100 - 4 * math.sqrt(300 * 2 / 9)  # a third each, within four standard deviations
+    held = {"ben": [1, 4, 8], "mia": [2, 7], "al": [0, 5, 6, 9]}
+    for partition in drawn:
+        assert [c.tolist() for c in partition.clients] == [held[name] for name in partition.names]
 
 
 def test_histograms_count_each_clients_labels():
@@ -224,6 +262,17 @@ LABELS = np.array([0, 1, 2, 0])
             lambda: dirichlet(np.array([0.5, 1.5]), 2, alpha=1, key=0),
             "labels of type float64 and shape (2,) are no classes; "
             "give one integer a sample, or use the iid or a natural partition",
+        ),
+        (
+            lambda: Natural().draw(GROUPS, 4, key=0),
+            "cannot make 4 clients of 4 groups, 3 of them with at least 2 samples; "
+            "use at most 3 clients, or a smaller min_size",
+        ),
+        (lambda: Natural().draw(GROUPS, 0, key=0), "cannot deal samples to 0 clients; give at least 1"),
+        (
+            lambda: Natural().draw(samples(LABELS), 2, key=0),
+            "the data have no groups (speakers, writers, roles) to make clients of; "
+            "use another partition, or data that have groups",
         ),
         (lambda: natural([]), "a natural partition needs samples; got none"),
         (

@@ -1,11 +1,13 @@
 """Data: arrays, where they come from, and how they are dealt to clients."""
 
 from cutlayer.data.arrays import Arrays, from_arrays, from_dataset, split_off
+from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition, dirichlet, iid, natural, shards
 from cutlayer.data.sources import Dataset, load, names
 
 __all__ = [
     "Arrays",
+    "Augment",
     "Dataset",
     "Partition",
     "dirichlet",

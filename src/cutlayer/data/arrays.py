@@ -1,7 +1,7 @@
-"""Samples in memory: inputs and targets as tensors with one common first dimension."""
+"""Samples in memory: inputs, targets and, where it is known, whose they are, with one common first dimension."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cutlayer import tree
-from cutlayer.errors import ConfigError, DataError
+from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.keys import generator
 
 Inputs = Tensor | dict[str, Tensor]
@@ -20,17 +20,24 @@ Index = Tensor | NDArray[Any] | Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrays:
-    """Inputs x and targets y of the same samples, checked once when they are made."""
+    """Inputs x and targets y of the same samples, checked once when they are made.
+
+    A group is whose sample it is: a speaker, a writer, a role in a play. The natural partition makes clients of groups.
+    """
 
     x: Inputs
     y: Tensor
     num_classes: int | None = None  # None: not a classification
+    groups: Tensor | None = None  # the group of each sample, an index into the names
+    group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in _named(self.x):
             _check_length(name, value, self.y)
         if self.num_classes is not None:
             _check_labels(self.y, self.num_classes)
+        if self.groups is not None:
+            _check_groups(self.groups, self.group_names, len(self.y))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -50,11 +57,24 @@ class Arrays:
         """The same samples with floating-point inputs and targets in this type; integers stay."""
         return self._mapped(lambda a: a.to(dtype) if a.is_floating_point() else a)
 
+    def of_groups(self, names: Collection[str]) -> "Arrays":
+        """The samples of the groups of these names, in their old order."""
+        if self.groups is None:
+            raise DataError("the samples have no groups to choose from; give each sample its group")
+        index = {name: i for i, name in enumerate(self.group_names)}
+        for name in names:
+            if name not in index:
+                raise UnknownNameError("group", name, index)
+        chosen = torch.tensor([index[name] for name in names], dtype=torch.int64, device=self.groups.device)
+        return self.take(torch.isin(self.groups, chosen))
+
     def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
         # A copy skips __post_init__: what was valid stays valid, and a check would make the host wait for the device.
         new = copy.copy(self)
         object.__setattr__(new, "x", tree.map(fn, self.x))
         object.__setattr__(new, "y", fn(self.y))
+        if self.groups is not None:
+            object.__setattr__(new, "groups", fn(self.groups))
         return new
 
 
@@ -87,13 +107,27 @@ def _check_labels(y: Tensor, num_classes: int) -> None:
         )
 
 
-def from_arrays(x: Any, y: Any, num_classes: int | None = None) -> Arrays:
+def _check_groups(groups: Tensor, names: tuple[str, ...], num_samples: int) -> None:
+    if groups.shape != (num_samples,) or groups.dtype != torch.int64:
+        raise DataError(
+            f"groups have the type {groups.dtype} and the shape {tuple(groups.shape)} for {num_samples} samples; "
+            "give one int64 a sample"
+        )
+    if num_samples and not 0 <= int(groups.min()) <= int(groups.max()) < len(names):
+        raise DataError(
+            f"groups go from {int(groups.min())} to {int(groups.max())}, but there are {len(names)} group names; "
+            "give each group a name and each sample the index of one"
+        )
+
+
+def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Sequence[Any] | None = None) -> Arrays:
     """Arrays from numpy arrays, tensors or a dict of them.
 
     uint8 inputs are images: they become float32 in [0, 1]. Other numpy inputs become float32 (from float64) or int64
     (from integers); other tensors keep their type. Integer targets become int64, and where they are one number a
     sample and num_classes is not given they are classes 0 to their maximum: give num_classes where a class may be
     absent. Float targets are a regression. Integer targets of more dimensions (tokens) have no classes unless given.
+    Groups are one name or number a sample: whose it is.
     """
     inputs = {str(k): _input(v, f"x[{k!r}]") for k, v in x.items()} if isinstance(x, Mapping) else _input(x, "x")
     targets = _tensor(y, "y")
@@ -101,7 +135,16 @@ def from_arrays(x: Any, y: Any, num_classes: int | None = None) -> Arrays:
         targets = targets.long()
         if num_classes is None and targets.dim() == 1 and len(targets):
             num_classes = max(int(targets.max()) + 1, 1)
-    return Arrays(x=inputs, y=targets, num_classes=num_classes)
+    if groups is None:
+        return Arrays(x=inputs, y=targets, num_classes=num_classes)
+    names, index = np.unique(np.asarray(groups), return_inverse=True)
+    return Arrays(
+        x=inputs,
+        y=targets,
+        num_classes=num_classes,
+        groups=torch.from_numpy(index.astype(np.int64)),
+        group_names=tuple(str(name) for name in names),
+    )
 
 
 def _input(value: Any, name: str) -> Tensor:

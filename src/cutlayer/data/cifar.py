@@ -18,7 +18,7 @@ SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 
 
-def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> Form:
+def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> Form[Sets]:
     """Records of label bytes and pixels; the last label byte is the class (CIFAR-100 has the coarse one before it)."""
 
     def read_file(path: Path) -> Images:
@@ -32,7 +32,7 @@ def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> F
     return _batches(folder_name, train, test, read_file)
 
 
-def python(folder_name: str, train: list[str], test: str, label_key: str) -> Form:
+def python(folder_name: str, train: list[str], test: str, label_key: str) -> Form[Sets]:
     """One dict of data and labels a file."""
 
     def read_file(path: Path) -> Images:
@@ -53,7 +53,7 @@ def python(folder_name: str, train: list[str], test: str, label_key: str) -> For
     return _batches(folder_name, train, test, read_file)
 
 
-def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[[Path], Images]) -> Form:
+def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[[Path], Images]) -> Form[Sets]:
     def read(folder: Path) -> Sets | None:
         paths = files_of(folder / folder_name, [[name] for name in (*train, test)])
         if paths is None:

@@ -1,4 +1,4 @@
-"""Image files as they lie on disk: what every format is read into, and the .npz and IDX formats."""
+"""Files as they lie on disk: what a format is, what images are read into, and the .npz and IDX formats of images."""
 
 import gzip
 import struct
@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cutlayer.errors import DataError
 
 Bytes = NDArray[np.uint8]
+Read = TypeVar("Read")
 
 
 class Images(NamedTuple):
@@ -30,16 +31,21 @@ class Sets(NamedTuple):
     test: Images
 
 
-class Form(NamedTuple):
+class Form(NamedTuple, Generic[Read]):
     """One accepted form of a data set."""
 
     expected: str  # its file names, for the message when nothing is found
-    read: Callable[[Path], Sets | None]  # from a folder; None: the folder has nothing of this form
+    read: Callable[[Path], Read | None]  # from a folder; None: the folder has nothing of this form
 
 
 def bad_file(path: Path, reason: object) -> DataError:
     """The error for a file that is there but cannot be used."""
     return DataError(f"cannot read {path}: {reason}. Replace the file with a fresh copy.")
+
+
+def incomplete(folder: Path, missing: str) -> DataError:
+    """The error for a folder that has only some of its files."""
+    return DataError(f"{folder} is incomplete: {missing} is missing. Add it, or remove the others.")
 
 
 def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
@@ -49,11 +55,11 @@ def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
         return None
     missing = [names[0] for names, path in zip(accepted, found, strict=True) if path is None]
     if missing:
-        raise DataError(f"{folder} is incomplete: {', '.join(missing)} is missing. Add it, or remove the others.")
+        raise incomplete(folder, ", ".join(missing))
     return [path for path in found if path is not None]
 
 
-def npz(name: str, shape: tuple[int, int, int]) -> Form:
+def npz(name: str, shape: tuple[int, int, int]) -> Form[Sets]:
     """<name>.npz with x_train, y_train, x_test, y_test; uint8 images of either channel order."""
 
     def read(folder: Path) -> Sets | None:
@@ -82,7 +88,7 @@ def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shap
     return Images(x.reshape(-1, *shape).astype(np.uint8), y.reshape(-1).astype(np.int64))
 
 
-def idx(shape: tuple[int, int, int]) -> Form:
+def idx(shape: tuple[int, int, int]) -> Form[Sets]:
     """The four IDX files of MNIST and its relatives, plain or gzipped, with a dash or a dot before idx."""
 
     def read(folder: Path) -> Sets | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cutlayer.data.arrays import Arrays
 from cutlayer.errors import PartitionError
 from cutlayer.keys import generator
 
@@ -195,15 +196,15 @@ def _check_dirichlet(num_samples: int, num_clients: int, alpha: float, min_size:
 class Scheme(Protocol):
     """A way to partition, with its settings."""
 
-    def draw(self, labels: Labels, num_clients: int, key: int) -> Partition: ...
+    def draw(self, data: Arrays, num_clients: int, key: int) -> Partition: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class IID:
     """Samples at random, equal sizes."""
 
-    def draw(self, labels: Labels, num_clients: int, key: int) -> Partition:
-        return iid(len(labels), num_clients, key=key)
+    def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
+        return iid(len(data), num_clients, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +215,9 @@ class Dirichlet:
     min_size: int = 2  # draw again until every client has as many samples
     balance_cap: bool = False  # no more samples for a client that holds its even share
 
-    def draw(self, labels: Labels, num_clients: int, key: int) -> Partition:
+    def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
         return dirichlet(
-            labels, num_clients, alpha=self.alpha, key=key, min_size=self.min_size, balance_cap=self.balance_cap
+            data.y, num_clients, alpha=self.alpha, key=key, min_size=self.min_size, balance_cap=self.balance_cap
         )
 
 
@@ -226,8 +227,35 @@ class Shards:
 
     per_client: int = 2  # shards of sorted labels for each client
 
-    def draw(self, labels: Labels, num_clients: int, key: int) -> Partition:
-        return shards(labels, num_clients, shards_per_client=self.per_client, key=key)
+    def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
+        return shards(data.y, num_clients, shards_per_client=self.per_client, key=key)
 
 
-PARTITIONS: dict[str, type[Scheme]] = {"iid": IID, "dirichlet": Dirichlet, "shards": Shards}
+@dataclass(frozen=True, kw_only=True)
+class Natural:
+    """One client for each of the data's own groups, or for some of them at random: speakers, roles in plays."""
+
+    min_size: int = 2  # a group with fewer samples is no client
+
+    def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
+        if data.groups is None:
+            raise PartitionError(
+                "the data have no groups (speakers, writers, roles) to make clients of; "
+                "use another partition, or data that have groups"
+            )
+        _check_counts(len(data), num_clients)
+        groups = data.groups.cpu().numpy()
+        everyone = natural(groups)
+        large = np.flatnonzero(everyone.sizes >= self.min_size)
+        if num_clients > len(large):
+            raise PartitionError(
+                f"cannot make {num_clients} clients of {len(everyone)} groups, "
+                f"{len(large)} of them with at least {self.min_size} samples; "
+                f"use at most {len(large)} clients, or a smaller min_size"
+            )
+        chosen = np.sort(generator(key, "partition", "natural").choice(large, num_clients, replace=False))
+        names = [data.group_names[group] for group in np.unique(groups)]
+        return Partition(tuple(everyone.clients[j] for j in chosen), tuple(names[j] for j in chosen))
+
+
+PARTITIONS: dict[str, type[Scheme]] = {"iid": IID, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural}

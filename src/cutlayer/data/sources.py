@@ -1,7 +1,7 @@
-"""Named image data sets: one built in, the others read from files that are already on disk.
+"""Named data sets: one built in, the others read from files that are already on disk.
 
-Images come out as float32 (samples, channels, height, width): scaled to [0, 1], then standardised per channel with the
-mean and the standard deviation of the training set's own pixels.
+Images come out as float32 (samples, channels, height, width), standardised with the training set; see `images`.
+Recordings come out as images of their log-mel energies (`speech`), texts as indices of characters (`shakespeare`).
 """
 
 import os
@@ -11,15 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from cutlayer.data import cifar
+from cutlayer.data import cifar, pictures, shakespeare, speech
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import Bytes, Form, Images, Sets, idx, npz
+from cutlayer.data.files import Form, Images, Read, Sets, idx, npz
+from cutlayer.data.images import standardised
 from cutlayer.errors import DataError, UnknownNameError
-
-Table = NDArray[np.float32]
 
 ROOT_VARIABLE = "CUTLAYER_DATA"
 HOW_TO_SET = f"point {ROOT_VARIABLE} or --data at"
@@ -34,13 +31,7 @@ class Dataset:
     test: Arrays
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a named data set comes from."""
-
-    sets: Callable[[str, Path | None], Sets]  # from its name and the data folder
-    num_classes: int
-    white: int = 255  # the largest pixel value
+Source = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # the two sets from their name and the data folder
 
 
 def names() -> list[str]:
@@ -52,38 +43,13 @@ def load(name: str, root: Path | None = None) -> Dataset:
     """A data set by name; its files are looked for under root, by default the folder in CUTLAYER_DATA."""
     if name not in SOURCES:
         raise UnknownNameError("data set", name, SOURCES)
-    source = SOURCES[name]
     if root is None and os.environ.get(ROOT_VARIABLE):
         root = Path(os.environ[ROOT_VARIABLE])
-    sets = source.sets(name, root)
-    tables = _standard_values(sets.train.x, source.white)
-    return Dataset(
-        name,
-        _arrays(f"{name}, training set", sets.train, tables, source.num_classes),
-        _arrays(f"{name}, test set", sets.test, tables, source.num_classes),
-    )
+    return Dataset(name, *SOURCES[name](name, root))
 
 
-def _standard_values(x: Bytes, white: int) -> list[Table]:
-    """For each channel, what each pixel value becomes; from counts of the values, so without a float copy."""
-    values = np.arange(256) / white
-    tables = []
-    for channel in range(x.shape[1]):
-        counts = np.bincount(x[:, channel].reshape(-1), minlength=256)
-        mean = values @ counts / max(counts.sum(), 1)
-        std = np.sqrt((values - mean) ** 2 @ counts / max(counts.sum(), 1))
-        tables.append(((values - mean) / (std or 1.0)).astype(np.float32))
-    return tables
-
-
-def _arrays(where: str, images: Images, tables: list[Table], num_classes: int) -> Arrays:
-    x = np.empty(images.x.shape, dtype=np.float32)
-    for channel, table in enumerate(tables):
-        x[:, channel] = table[images.x[:, channel]]
-    try:
-        return Arrays(x=torch.from_numpy(x), y=torch.tensor(images.y), num_classes=num_classes)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Source:
+    return lambda name, root: standardised(name, sets(name, root), num_classes, white)
 
 
 def _digits(_: str, __: Path | None) -> Sets:
@@ -95,10 +61,10 @@ def _digits(_: str, __: Path | None) -> Sets:
     return Sets(Images(x[~is_test], y[~is_test]), Images(x[is_test], y[is_test]))
 
 
-def _from_files(*forms: Form, folders: tuple[str, ...] = ("",)) -> Callable[[str, Path | None], Sets]:
+def _from_files(*forms: Form[Read], folders: tuple[str, ...] = ("",)) -> Callable[[str, Path | None], Read]:
     """The first form that is found, folder by folder."""
 
-    def sets(name: str, root: Path | None) -> Sets:
+    def read(name: str, root: Path | None) -> Read:
         expected = _either([form.expected for form in forms])
         if root is None:
             raise DataError(f"{name}: no data folder is set; {HOW_TO_SET} the folder that holds {expected}.")
@@ -112,7 +78,7 @@ def _from_files(*forms: Form, folders: tuple[str, ...] = ("",)) -> Callable[[str
             f"Put them there, or {HOW_TO_SET} their folder."
         )
 
-    return sets
+    return read
 
 
 def _is_of_another(root: Path, name: str) -> bool:
@@ -130,11 +96,18 @@ GREY = (1, 28, 28)
 FOLDERS = {"mnist": ("mnist", "MNIST/raw"), "fashion_mnist": ("fashion_mnist", "FashionMNIST/raw")}
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(sets=_digits, num_classes=10, white=16),
+    "digits": _images(_digits, 10, white=16),
     **{
-        name: Source(sets=_from_files(npz(name, GREY), idx(GREY), folders=(*folders, "")), num_classes=10)
+        name: _images(_from_files(npz(name, GREY), idx(GREY), folders=(*folders, "")), 10)
         for name, folders in FOLDERS.items()
     },
-    "cifar10": Source(sets=_from_files(npz("cifar10", cifar.SHAPE), *cifar.CIFAR10), num_classes=10),
-    "cifar100": Source(sets=_from_files(npz("cifar100", cifar.SHAPE), *cifar.CIFAR100), num_classes=100),
+    "cifar10": _images(_from_files(npz("cifar10", cifar.SHAPE), *cifar.CIFAR10), 10),
+    "cifar100": _images(_from_files(npz("cifar100", cifar.SHAPE), *cifar.CIFAR100), 100),
+    "tiny_imagenet": _images(_from_files(npz("tiny_imagenet", pictures.SHAPE), pictures.TINY_IMAGENET), 200),
+    "ham10000": _images(
+        _from_files(npz("ham10000", pictures.SHAPE), pictures.HAM10000, folders=("ham10000", "")),
+        len(pictures.DIAGNOSES),
+    ),
+    "shakespeare": _from_files(*shakespeare.FORMS, folders=("shakespeare", "shakespeare/data", "")),
+    "speech_commands": _from_files(speech.SPEECH_COMMANDS, folders=speech.FOLDERS),
 }

@@ -1,0 +1,103 @@
+"""Random changes of training images, made where the images are, whole stacks at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from cutlayer.checks import check, is_number
+from cutlayer.errors import DataError
+from cutlayer.keys import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Random changes of training images, drawn for each sample from the step's key; off where 0 or False.
+
+    What comes in from outside of the image is 0: the mean, as images are standardised.
+    """
+
+    crop: int = 0  # pad by so many pixels and cut the old size out at a random place
+    flip: bool = False  # left and right, for half of the images
+    vertical_flip: bool = False  # up and down, for half of the images
+    rotate: float = 0.0  # up to so many degrees, either way
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.crop, int) and not isinstance(self.crop, bool)
+        check(whole and self.crop >= 0, "crop", self.crop, "a whole number from 0 up")
+        for name in ("flip", "vertical_flip"):
+            check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
+        degrees = is_number(self.rotate) and not isinstance(self.rotate, bool) and 0 <= self.rotate <= 180
+        check(degrees, "rotate", self.rotate, "a number of degrees from 0 to 180")
+
+    def __call__(self, x: Tensor, keys: Sequence[int]) -> Tensor:
+        """x: (clients, samples, channels, height, width) on any device, one key a client."""
+        if not (self.crop or self.flip or self.vertical_flip or self.rotate):
+            return x
+        if x.dim() != 5 or len(x) != len(keys):
+            raise DataError(
+                f"cannot augment inputs of shape {tuple(x.shape)} with {len(keys)} keys; "
+                "give images (clients, samples, channels, height, width) and one key a client"
+            )
+        draws = np.concatenate([self._draws(x.shape[1], key) for key in keys])
+        images = x.flatten(0, 1)
+        if self.rotate:
+            images = rotated(images, draws[:, 4] * self.rotate)
+        if self.crop or self.flip or self.vertical_flip:
+            images = self._placed(images, draws[:, :4].astype(np.int64))
+        return images.reshape(x.shape)
+
+    def _draws(self, num: int, key: int) -> NDArray[np.float64]:
+        """For each sample: the place to cut at (down, right), whether to flip (up and down, left and right), a turn.
+
+        All are drawn whichever are on, so that one option does not change what another does.
+        """
+        draws = generator(key, "augment").random((num, 5))
+        draws[:, :2] = np.floor(draws[:, :2] * (2 * self.crop + 1))
+        draws[:, 2:4] = (draws[:, 2:4] < 0.5) & np.array([self.vertical_flip, self.flip])
+        draws[:, 4] = 2 * draws[:, 4] - 1
+        return draws
+
+    def _placed(self, images: Tensor, draws: NDArray[np.int64]) -> Tensor:
+        """Cut out of the padded images, then flipped: one look-up of where each pixel comes from."""
+        height, width = images.shape[2:]
+        down, right, upside_down, mirrored = torch.from_numpy(draws).to(images.device).T[:, :, None]
+        rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
+        rows = down + torch.where(upside_down.bool(), height - 1 - rows, rows)
+        columns = right + torch.where(mirrored.bool(), width - 1 - columns, columns)
+        image, channel = (torch.arange(size, device=images.device) for size in images.shape[:2])
+        padded = pad(images, (self.crop,) * 4)
+        return padded[
+            image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None]
+        ]
+
+
+def rotated(images: Tensor, degrees: NDArray[np.float64]) -> Tensor:
+    """(images, channels, height, width), each turned anticlockwise about its centre, between pixels bilinearly."""
+    height, width = images.shape[2:]
+    turns = np.stack([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))]).astype(np.float32)
+    cos, sin = torch.from_numpy(turns).to(images.device)[:, :, None, None]
+    y, x = (torch.arange(size, device=images.device) - (size - 1) / 2 for size in (height, width))
+    from_y = cos * y[:, None] + sin * x + (height - 1) / 2
+    from_x = cos * x - sin * y[:, None] + (width - 1) / 2
+    top, left = from_y.floor(), from_x.floor()
+    below, right = from_y - top, from_x - left
+    result = torch.zeros_like(images)
+    for rows, tall in ((top, 1 - below), (top + 1, below)):
+        for columns, wide in ((left, 1 - right), (left + 1, right)):
+            result += _pixels(images, rows.long(), columns.long()) * (tall * wide)[:, None].to(images.dtype)
+    return result
+
+
+def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixel at each place (images, height, width), 0 outside."""
+    height, width = images.shape[2:]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    places = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    flat = images.flatten(2)
+    found = flat.gather(2, places.flatten(1)[:, None].expand_as(flat))
+    return found.view_as(images) * inside[:, None]

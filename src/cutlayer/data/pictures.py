@@ -1,0 +1,146 @@
+"""Data sets of picture files, Tiny ImageNet and HAM10000: decoded with pillow once, then kept as an .npz file.
+
+The .npz file lies beside the pictures and goes before them; remove it to have them decoded again.
+"""
+
+import csv
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutlayer.data.files import Bytes, Form, Images, Sets, bad_file, files_of, incomplete, read_bytes
+from cutlayer.errors import DataError
+from cutlayer.keys import generator
+
+log = logging.getLogger("cutlayer")
+
+SIZE = 64
+SHAPE = (3, SIZE, SIZE)
+TINY_FOLDER = "tiny-imagenet-200"
+DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+SKIN_FOLDERS = ("HAM10000_images_part_1", "HAM10000_images_part_2", "images")
+SKIN_TEST, SKIN_KEY = 0.2, 42
+
+
+def _read_tiny_imagenet(folder: Path) -> Sets | None:
+    """The published validation set is the test set; the published test set has no labels."""
+    place = folder / TINY_FOLDER
+    lists = files_of(place, [["wnids.txt"], ["val/val_annotations.txt"]])
+    if lists is None:
+        return None
+    classes = {wnid: k for k, wnid in enumerate(_text(lists[0]).split())}
+    train = [(path, k) for wnid, k in classes.items() for path in _pictures(place, f"train/{wnid}/images")]
+    test = []
+    for row in _text(lists[1]).splitlines():
+        file, wnid, *_ = [*row.split("\t"), ""]
+        if wnid not in classes:
+            raise bad_file(lists[1], f"its line {row!r} does not name one of the {len(classes)} classes of wnids.txt")
+        test.append((place / "val/images" / file, classes[wnid]))
+    x = _decoded("tiny_imagenet", [path for path, _ in (*train, *test)])
+    y = np.array([k for _, k in (*train, *test)], dtype=np.int64)
+    return _kept("tiny_imagenet", folder, Sets(*(Images(x[part], y[part]) for part in _halves(len(train)))))
+
+
+def _halves(at: int) -> tuple[slice, slice]:
+    return slice(None, at), slice(at, None)
+
+
+def _read_ham10000(folder: Path) -> Sets | None:
+    """A fifth of the images, drawn by a fixed key, is the test set.
+
+    Images are drawn, not lesions, as in published experiments: pictures of one lesion may be on both sides.
+    """
+    found = files_of(folder, [["HAM10000_metadata.csv"]])
+    if found is None:
+        return None
+    rows = sorted(_diagnoses(found[0]).items())  # the split must not hang on the order of the rows
+    paths = {p.stem: p for name in SKIN_FOLDERS for p in sorted((folder / name).glob("*.jpg"))}
+    for image, _ in rows:
+        if image not in paths:
+            raise incomplete(folder, f"{image}.jpg (in {' or '.join(f'{name}/' for name in SKIN_FOLDERS)})")
+    x = _decoded("ham10000", [paths[image] for image, _ in rows])
+    y = np.array([k for _, k in rows], dtype=np.int64)
+    order = generator(SKIN_KEY, "ham10000").permutation(len(y))
+    test, train = (np.sort(order[part]) for part in _halves(round(SKIN_TEST * len(y))))
+    return _kept("ham10000", folder, Sets(Images(x[train], y[train]), Images(x[test], y[test])))
+
+
+def _diagnoses(path: Path) -> dict[str, int]:
+    """The class of each image."""
+    classes = {}
+    for row in csv.DictReader(_text(path).splitlines()):
+        image, diagnosis = row.get("image_id"), row.get("dx")
+        if not image or diagnosis not in DIAGNOSES:
+            raise bad_file(path, f"it has image_id {image!r} with dx {diagnosis!r}; known dx: {', '.join(DIAGNOSES)}")
+        classes[image] = DIAGNOSES.index(diagnosis)
+    if not classes:
+        raise bad_file(path, "it names no image")
+    return classes
+
+
+def _text(path: Path) -> str:
+    return read_bytes(path).decode("utf-8-sig", errors="replace")
+
+
+def _pictures(place: Path, folder: str) -> list[Path]:
+    paths = sorted((place / folder).glob("*.JPEG"))
+    if not paths:
+        raise incomplete(place, f"{folder}/*.JPEG")
+    return paths
+
+
+def _decoded(name: str, paths: Sequence[Path]) -> Bytes:
+    """The pictures in RGB and of one size, channels first."""
+    image_module = _pillow(name)
+    log.info("%s: decoding %s images, once", name, f"{len(paths):,}")
+    x = np.empty((len(paths), *SHAPE), dtype=np.uint8)
+
+    def decode(i: int) -> None:
+        try:
+            with image_module.open(paths[i]) as image:
+                small = image.convert("RGB").resize((SIZE, SIZE), image_module.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise bad_file(paths[i], error) from error
+        x[i] = np.asarray(small).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:  # pillow lets other threads run while it decodes
+        for _ in pool.map(decode, range(len(paths))):
+            pass
+    return x
+
+
+def _pillow(name: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            f"{name}: its images cannot be decoded without pillow; install it with: pip install 'cutlayer[images]'"
+        ) from None
+    return Image
+
+
+def _kept(name: str, folder: Path, sets: Sets) -> Sets:
+    """The sets, written as <name>.npz for the next time where the folder can be written."""
+    partial = folder / f".{name}.{os.getpid()}.npz"
+    try:
+        with partial.open("wb") as stream:
+            np.savez(stream, x_train=sets.train.x, y_train=sets.train.y, x_test=sets.test.x, y_test=sets.test.y)
+        partial.replace(folder / f"{name}.npz")
+    except OSError as error:
+        log.info("%s: cannot keep the decoded images (%s); they will be decoded again next time", name, error)
+    finally:
+        if partial.is_file():
+            partial.unlink()
+    return sets
+
+
+TINY_IMAGENET = Form(f"{TINY_FOLDER}/", _read_tiny_imagenet)
+HAM10000 = Form(
+    f"HAM10000_metadata.csv with its pictures in {SKIN_FOLDERS[0]}/ and {SKIN_FOLDERS[1]}/, or in {SKIN_FOLDERS[2]}/",
+    _read_ham10000,
+)

@@ -1,0 +1,176 @@
+"""Shakespeare's roles as clients: 80 characters of what a role says, and the character that comes next.
+
+LEAF's files are taken as they are. From a text, a role's speeches are joined in order, and a sample begins at every
+STRIDE-th character. LEAF has one at every character: four times the memory, for windows that are nearly the same.
+
+Where the division is ours, the last fifth of a role's samples in time is test data. The samples that share a character
+with a training sample, its label included, are left out, and so is a role that keeps no sample on either side.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.files import Form, bad_file, incomplete, read_bytes
+from cutlayer.errors import DataError
+
+Ints = NDArray[np.int64]
+
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
+WINDOW = 80
+STRIDE = 4
+TEST = 0.2
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Windows of one role, in time, and the characters that follow them."""
+
+    x: Ints  # (samples, 80)
+    y: Ints  # (samples,)
+
+    def take(self, part: slice) -> "Samples":
+        return Samples(self.x[part], self.y[part])
+
+
+Roles = Mapping[str, Samples]
+Sets = tuple[Arrays, Arrays]
+
+
+def encoded(text: str) -> Ints:
+    """The index of each character in the alphabet; one that is not there counts as a space."""
+    table = np.full(129, ALPHABET.index(" "), dtype=np.int64)  # the last entry stands for all that is not ASCII
+    table[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64)
+    indices: Ints = table[codes.clip(max=128)]
+    return indices
+
+
+def decoded(indices: Iterable[int]) -> str:
+    """The text of these indices."""
+    return "".join(ALPHABET[i] for i in indices)
+
+
+def windows(text: str, stride: int) -> Samples:
+    """The samples of a text, one at every stride-th character."""
+    codes = encoded(text)
+    if len(codes) <= WINDOW:
+        return Samples(np.empty((0, WINDOW), np.int64), np.empty(0, np.int64))
+    return Samples(np.lib.stride_tricks.sliding_window_view(codes[:-1], WINDOW)[::stride], codes[WINDOW::stride])
+
+
+def divided(path: Path, roles: Roles, stride: int) -> Sets:
+    """The first four fifths of each role's samples and, behind a gap, the last ones."""
+    apart = WINDOW // stride + 1  # samples from one to the first that shares no character with it
+    train, test = {}, {}
+    for name, samples in roles.items():
+        num_train = int((1 - TEST) * len(samples.y))
+        first_test = num_train - 1 + apart
+        if num_train and first_test < len(samples.y):
+            train[name], test[name] = samples.take(slice(num_train)), samples.take(slice(first_test, None))
+    if not train:
+        raise bad_file(path, "no role in it says enough for a training and a test sample")
+    return _arrays(train, sorted(train)), _arrays(test, sorted(train))
+
+
+def _arrays(roles: Roles, names: list[str]) -> Arrays:
+    held = [roles[name] for name in names if name in roles]
+    sizes = [len(roles[name].y) if name in roles else 0 for name in names]
+    return Arrays(
+        x=torch.from_numpy(np.concatenate([samples.x for samples in held])),
+        y=torch.from_numpy(np.concatenate([samples.y for samples in held])),
+        num_classes=len(ALPHABET),
+        groups=torch.from_numpy(np.repeat(np.arange(len(names)), sizes)),
+        group_names=tuple(names),
+    )
+
+
+def _from_speeches(path: Path, speeches: Iterable[tuple[str, str]]) -> Sets:
+    """Samples of pairs (role, what it says), in the order of the play."""
+    said: dict[str, list[str]] = {}
+    for role, speech in speeches:
+        said.setdefault(role, []).append(speech)
+    texts = {role: re.sub(" +", " ", "\n".join(parts)) for role, parts in said.items()}
+    return divided(path, {role: windows(text, STRIDE) for role, text in texts.items()}, STRIDE)
+
+
+def _read_parquet(folder: Path) -> Sets | None:
+    path = folder / "shakespeare_plays.parquet"
+    if not path.is_file():
+        return None
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            f"shakespeare: {path} cannot be read without pyarrow; install it with: pip install 'cutlayer[parquet]'"
+        ) from None
+    try:
+        table = parquet.read_table(path).to_pydict()
+        plays, speakers, texts = table["play"], table["speaker"], table["text"]
+    except (OSError, ArrowException) as error:
+        raise bad_file(path, error) from error
+    except KeyError as error:
+        raise bad_file(path, f"it has no column {error}") from error
+    return _from_speeches(path, ((f"{p}/{s}", t) for p, s, t in zip(plays, speakers, texts, strict=True) if t))
+
+
+def _read_script(folder: Path) -> Sets | None:
+    path = folder / "tinyshakespeare.txt"
+    return _from_speeches(path, _speeches(path)) if path.is_file() else None
+
+
+def _speeches(path: Path) -> Iterator[tuple[str, str]]:
+    """Blocks of a line `Speaker:` and what is said; a block without such a line goes on with the last speaker."""
+    speaker = ""
+    for block in re.split(r"\n\s*\n", read_bytes(path).decode("utf-8", errors="replace").strip()):
+        head, _, rest = block.partition("\n")
+        if head.endswith(":"):
+            speaker, block = head[:-1], rest
+        if not speaker:
+            raise bad_file(path, "it does not begin with a line 'Speaker:'")
+        if block:
+            yield speaker, block
+
+
+def _read_leaf(folder: Path) -> Sets | None:
+    """train/*.json and test/*.json as LEAF divided them, or all_data/*.json, which is divided here."""
+    train, test, everything = (sorted((folder / name).glob("*.json")) for name in ("train", "test", "all_data"))
+    if train and test:
+        sets = [_leaf_roles(paths) for paths in (train, test)]
+        names = sorted({name for roles in sets for name in roles})
+        return _arrays(sets[0], names), _arrays(sets[1], names)
+    if everything:
+        return divided(everything[0], _leaf_roles(everything), stride=1)
+    if train or test:
+        raise incomplete(folder, "test/*.json" if train else "train/*.json")
+    return None
+
+
+def _leaf_roles(paths: list[Path]) -> dict[str, Samples]:
+    roles = {}
+    for path in paths:
+        try:
+            users: dict[str, Any] = json.loads(read_bytes(path))["user_data"]
+            for name, data in users.items():
+                x, y = encoded("".join(data["x"])), encoded("".join(data["y"]))
+                roles[name] = Samples(x.reshape(len(data["x"]), WINDOW), y.reshape(len(data["x"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise bad_file(path, f"it is not a LEAF file of {WINDOW} characters and the next one ({error})") from error
+    if not any(len(samples.y) for samples in roles.values()):
+        raise bad_file(paths[0], "it holds no sample")
+    return roles
+
+
+FORMS = (
+    Form("LEAF's train/*.json and test/*.json (or all_data/*.json)", _read_leaf),
+    Form("shakespeare_plays.parquet", _read_parquet),
+    Form("tinyshakespeare.txt", _read_script),
+)

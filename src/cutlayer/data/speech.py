@@ -1,0 +1,89 @@
+"""Speech Commands: one-second recordings of single words as 32x32 images of their log-mel energies.
+
+The published validation set is part of the training set, as in published experiments of federated learning: version
+0.02 has 94,824 recordings of 35 words to train and 11,005 to test. A sample's group is its speaker.
+"""
+
+import logging
+import wave
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cutlayer.checks import reason
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.files import Form, bad_file, files_of, incomplete, read_bytes
+from cutlayer.data.logmel import log_mel
+
+log = logging.getLogger("cutlayer")
+
+RATE = 16_000
+SAMPLES = 16_000  # one second
+AT_ONCE = 512  # recordings in memory as sound
+FOLDERS = ("speech_commands", "speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02")
+
+
+def _read(folder: Path) -> tuple[Arrays, Arrays] | None:
+    lists = files_of(folder, [["testing_list.txt"], ["validation_list.txt"]])
+    if lists is None:
+        return None
+    # A folder whose name begins with "_" is no word: _background_noise_.
+    clips = sorted(path for path in folder.glob("*/*.wav") if not path.parent.name.startswith("_"))
+    names = [f"{path.parent.name}/{path.name}" for path in clips]
+    held_out = set(read_bytes(lists[0]).decode("utf-8", errors="replace").split())
+    if absent := held_out.difference(names):
+        raise incomplete(folder, min(absent))
+    is_test = np.array([name in held_out for name in names], dtype=bool)
+    if not is_test.any() or is_test.all():
+        raise incomplete(folder, "a recording to train or one to test")
+    return _standardised(_everything(clips), is_test)
+
+
+def _everything(clips: list[Path]) -> Arrays:
+    words, labels = np.unique([path.parent.name for path in clips], return_inverse=True)
+    speakers, groups = np.unique([path.name.split("_")[0] for path in clips], return_inverse=True)
+    log.info("speech_commands: reading %s recordings of %d words", f"{len(clips):,}", len(words))
+    return Arrays(
+        x=torch.cat([_features(clips[i : i + AT_ONCE]) for i in range(0, len(clips), AT_ONCE)]),
+        y=torch.from_numpy(labels.astype(np.int64)),
+        num_classes=len(words),
+        groups=torch.from_numpy(groups.astype(np.int64)),
+        group_names=tuple(str(speaker) for speaker in speakers),
+    )
+
+
+def _features(clips: list[Path]) -> Tensor:
+    return log_mel(torch.from_numpy(np.stack([sound(path) for path in clips])), rate=RATE)
+
+
+def sound(path: Path) -> NDArray[np.float32]:
+    """One second of a recording in [-1, 1]: a shorter one ends in silence, a longer one is cut."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            kind = (file.getframerate(), file.getnchannels(), 8 * file.getsampwidth())
+            num, data = min(file.getnframes(), SAMPLES), file.readframes(SAMPLES)
+    except (OSError, EOFError, wave.Error) as error:
+        raise bad_file(path, reason(error)) from error
+    if kind != (RATE, 1, 16):
+        raise bad_file(path, f"it has {kind[0]} Hz, {kind[1]} channels and {kind[2]} bits, expected {RATE}, 1 and 16")
+    if len(data) != 2 * num:
+        raise bad_file(path, f"its header says {num} samples, but {len(data)} bytes follow")
+    clip = np.zeros(SAMPLES, dtype=np.float32)
+    clip[:num] = np.frombuffer(data, "<i2") / np.float32(32768)
+    return clip
+
+
+def _standardised(everything: Arrays, is_test: NDArray[np.bool_]) -> tuple[Arrays, Arrays]:
+    """Both sets, with the mean and the standard deviation of the training set."""
+    train, test = everything.take(~is_test), everything.take(is_test)
+    assert isinstance(train.x, Tensor) and isinstance(test.x, Tensor)
+    std, mean = torch.std_mean(train.x, correction=0)
+    for x in (train.x, test.x):
+        x.sub_(mean).div_(std)
+    return train, test
+
+
+SPEECH_COMMANDS = Form("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)
