@@ -217,7 +217,7 @@ def test_a_step_carries_the_samples_of_the_walk() -> None:
 def test_a_barrier_holds_everyone_until_the_epoch_has_ended() -> None:
     """3 and 2 steps an epoch: 3 + 3 steps in all, where they would be done after 6 and 4."""
     batching = Batching(size=4, epochs=2)
-    round_ = steps(batching, (12, 8), barrier=True)
+    round_ = steps(batching, (12, 8), barrier="epoch")
     assert [step.active.ids for step in round_] == [(0, 1), (0, 1), (0,)] * 2
     assert [step.ends_epoch for step in round_] == [False, False, True] * 2
     assert [step.active.ids for step in steps(batching, (12, 8))] == [(0, 1)] * 4 + [(0,)] * 2
@@ -225,7 +225,7 @@ def test_a_barrier_holds_everyone_until_the_epoch_has_ended() -> None:
 
 def test_idle_counts_go_on_through_a_barrier() -> None:
     """Five steps each, in passes of 5 and 2: the first client waits from step 5 on."""
-    round_ = steps(Batching(size=4, steps=5), (20, 8), barrier=True)
+    round_ = steps(Batching(size=4, steps=5), (20, 8), barrier="epoch")
     assert [step.active.ids for step in round_] == [(0, 1), (0, 1), (0,), (0,), (0,), (1,), (1,), (1,)]
     assert [list(step.idle.values()) for step in round_] == [
         *([0, 0], [0, 0], [0, 1], [0, 2], [0, 3]),

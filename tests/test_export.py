@@ -21,7 +21,7 @@ SMALL = Run(
     per_round=4,
     partition=Choice("dirichlet", {"alpha": 0.5, "min_size": 16}),
     model=Choice("resnet_tiny", {"width": 4}),
-    optimiser=Choice("sgd", {"lr": 0.05}),
+    optimiser=Choice("sgd", {"lr": 0.05, "momentum": 0.5}),
     batching=Batching(size=8, steps=3),
     rounds=2,
     engine="loop",

@@ -333,7 +333,7 @@ def test_two_rounds_of_global_momentum_by_hand() -> None:
     memory = rule.start(old)
     for number, expected in ((1, 9.0), (2, 7.5)):
         mean = Model({"w": old.params["w"] - 1}, {}, {"seen": torch.tensor(number)})
-        memory, old = rule(memory, old, mean)
+        memory, old = rule(memory, old, mean, lr=0.1)
         assert (float(old.params["w"]), int(old.buffers["seen"])) == (expected, number)
 
 

@@ -10,13 +10,17 @@ import cutlayer
 
 NAMES = [
     "Arrays",
+    "Augment",
     "Batching",
     "CutlayerError",
+    "Device",
+    "Devices",
     "FedAvg",
     "LawError",
     "MergeSFL",
     "Optimiser",
     "Partition",
+    "RandomCut",
     "Relay",
     "Result",
     "Split",
@@ -30,6 +34,10 @@ NAMES = [
     "dirichlet",
     "evaluate",
     "fedavg",
+    "fedavgm",
+    "fednag",
+    "fednar",
+    "fedprox",
     "from_arrays",
     "from_dataset",
     "iid",
@@ -44,6 +52,8 @@ NAMES = [
     "sgd",
     "shards",
     "sl",
+    "slowmo",
+    "smofi",
     "train",
 ]
 

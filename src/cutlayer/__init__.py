@@ -2,10 +2,29 @@
 
 from cutlayer import data, models, schedules
 from cutlayer.batches import Batching
-from cutlayer.data import Arrays, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
+from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
 from cutlayer.errors import CutlayerError, LawError, UsageError
-from cutlayer.methods import FedAvg, MergeSFL, Relay, SplitFed, SplitFedV2, fedavg, mergesfl, sfl_v1, sfl_v2, sl
+from cutlayer.methods import (
+    FedAvg,
+    MergeSFL,
+    RandomCut,
+    Relay,
+    SplitFed,
+    SplitFedV2,
+    fedavg,
+    fedavgm,
+    fednag,
+    fednar,
+    fedprox,
+    mergesfl,
+    sfl_v1,
+    sfl_v2,
+    sl,
+    slowmo,
+    smofi,
+)
 from cutlayer.optim import Optimiser, adam, adamw, sgd
+from cutlayer.plan.devices import Device, Devices
 from cutlayer.plan.profile import profile
 from cutlayer.split import Split
 from cutlayer.training import Result, accuracy, evaluate, train
@@ -14,13 +33,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arrays",
+    "Augment",
     "Batching",
     "CutlayerError",
+    "Device",
+    "Devices",
     "FedAvg",
     "LawError",
     "MergeSFL",
     "Optimiser",
     "Partition",
+    "RandomCut",
     "Relay",
     "Result",
     "Split",
@@ -34,6 +57,10 @@ __all__ = [
     "dirichlet",
     "evaluate",
     "fedavg",
+    "fedavgm",
+    "fednag",
+    "fednar",
+    "fedprox",
     "from_arrays",
     "from_dataset",
     "iid",
@@ -48,5 +75,7 @@ __all__ = [
     "sgd",
     "shards",
     "sl",
+    "slowmo",
+    "smofi",
     "train",
 ]

@@ -15,13 +15,15 @@ from cutlayer.kinds import (
 )
 from cutlayer.methods.base import Method, final, global_model, with_one_server
 from cutlayer.optim import Transform
+from cutlayer.pieces.carry import AverageMoments, Carry, Reset
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape, through_server
-from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
-from cutlayer.pieces.norms import joint_norms, refuse_joint_norm
-from cutlayer.pieces.outer import HeavyBall, Outer, Replace
+from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, FuseMomenta, Keep
+from cutlayer.pieces.norms import Side, joint_norms, refuse_joint_norm
+from cutlayer.pieces.outer import HeavyBall, Outer, Replace, SlowMo
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.weights import weights
 from cutlayer.places import Clients, Step
 from cutlayer.program import at_client
 from cutlayer.servers import Fed, Server
@@ -43,11 +45,14 @@ __all__ = [
     "SYNC",
     "AverageEachEpoch",
     "AverageEachStep",
+    "AverageMoments",
+    "Carry",
     "Clients",
     "Crossing",
     "Exchange",
     "Fed",
     "Fuse",
+    "FuseMomenta",
     "Grads",
     "HeavyBall",
     "Held",
@@ -60,7 +65,10 @@ __all__ = [
     "Progress",
     "Replace",
     "Report",
+    "Reset",
     "Server",
+    "Side",
+    "SlowMo",
     "Split",
     "SplitClient",
     "State",
@@ -77,5 +85,6 @@ __all__ = [
     "report",
     "shuffled",
     "through_server",
+    "weights",
     "with_one_server",
 ]

@@ -14,10 +14,13 @@ from cutlayer.checks import reason
 from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.partition import PARTITIONS
-from cutlayer.data.sources import Dataset, load
+from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
 from cutlayer.models import MODELS
+from cutlayer.models.weights import load_weights
+from cutlayer.plan.devices import DEVICES, Devices
+from cutlayer.plan.profile import profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
 from cutlayer.training import Training
@@ -27,13 +30,18 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
     """Everything that a run names, ready for its first round; `engine` overrides, as a resumed run must."""
     _check_device(run.device)
     dataset = load(run.data, root)
-    data, validation = dataset.train, None
+    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (dataset.train, dataset.test))
+    validation = None
     if run.validation:
         data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
     scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
-    partition = scheme.draw(data.y, run.clients, keys.fold(run.seed, "partition"))
+    partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
+    if data.groups is not None and run.partition.name == "natural":
+        test = test.of_groups(partition.names)  # the clients' own roles or speakers
+    split = model_of(run, data)
+    pool = devices(run, split, data, len(partition))
     simulation = Simulation(
-        method(run, dataset),
+        method(run, split, pool, data),
         data.to(run.device),
         partition,
         batching=run.batching,
@@ -41,10 +49,12 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         engine=engine or run.engine,
         chunk=run.chunk,
         seed=run.seed,
+        devices=pool,
+        augment=run.augment,
     )
     return Training(
         simulation=simulation,
-        test=dataset.test.to(run.device),
+        test=test.to(run.device),
         validation=None if validation is None else validation.to(run.device),
         eval_every=run.eval_every,
         per_client=run.per_client,
@@ -52,17 +62,42 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
     )
 
 
-def method(run: Run, dataset: Dataset) -> Method:
-    """The run's method with its model and optimisers; the initial weights are a function of the seed."""
-    options = fitted(run.model, _shape(dataset.train), dataset.train.num_classes)
+def _some(data: Arrays, fraction: float, key: int) -> Arrays:
+    return data if fraction == 1 else split_off(data, fraction, key)[1]
+
+
+def model_of(run: Run, data: Arrays) -> Split:
+    """The run's model, cut; the initial weights are a function of the seed, or come from a file."""
+    options = fitted(run.model, _shape(data), data.num_classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
-        net = model(run.model.name, options).to(run.device)
+        net = model(run.model.name, options)
+    if run.weights is not None:
+        load_weights(net, run.weights, fresh=run.fresh)
+    return Split(net.to(run.device), run.cut, head=run.head)
+
+
+def devices(run: Run, split: Split, data: Arrays, num_clients: int) -> Devices | None:
+    """The run's simulated devices, if it has any."""
+    if run.devices is None:
+        return None
+    scheme = registry.make("devices", DEVICES, run.devices.name, run.devices.options)
+    flops = profile(split, data.take([0]).x).cumulative_forward_flops[-1]
+    return scheme.draw(num_clients, flops, keys.fold(run.seed, "devices"))
+
+
+def method(run: Run, split: Split, pool: Devices | None, data: Arrays) -> Method:
+    """The run's method with its model and optimisers."""
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
-    split = Split(net, run.cut, head=run.head)
-    return methods.build(run.method.name, split, client_opt, server_opt, **run.method.options)
+    options = dict(run.method.options)
+    if options.get("regulate") and pool is not None:  # MergeSFL: what a sample takes on each device
+        costs = profile(split, data.take([0]).x)
+        options["seconds_per_sample"] = pool.seconds_per_sample(
+            flops_below=costs.cumulative_forward_flops[split.cut], cut_bits=32 * costs.activations[split.cut]
+        )
+    return methods.build(run.method.name, split, client_opt, server_opt, **options)
 
 
 def model(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -84,7 +119,9 @@ def model(name: str, options: Mapping[str, Any]) -> nn.Module:
 def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None) -> dict[str, Any]:
     """The model's options, with those that the data decide filled in: the shape of one input, if it is one tensor."""
     known = registry.options_of(registry.find("model", MODELS, model.name))
-    facts = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None}
+    facts: dict[str, int | None] = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None}
+    if len(shape) == 1:
+        facts |= {"context": shape[0]}
     if len(shape) == 3:
         facts |= {"in_channels": shape[0], "image_size": shape[-1]}
     return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}

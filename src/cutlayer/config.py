@@ -25,12 +25,14 @@ import msgspec
 
 from cutlayer import optim, registry
 from cutlayer.batches import Batching
+from cutlayer.data.augment import Augment
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.data.sources import SOURCES
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
 from cutlayer.models import MODELS
 from cutlayer.optim import OPTIMISERS
+from cutlayer.plan.devices import DEVICES
 from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 
@@ -62,6 +64,8 @@ class Run:
 
     name: str = "run"  # and the folder it is kept in
     data: str = "digits"
+    subset: float = 1.0  # fraction of all samples that is used at all, chosen by the seed
+    augment: Augment | None = None  # random changes of the training images; none by default
     validation: float = 0.0  # fraction of the training samples held out before they are dealt to clients
     clients: int = 20
     per_round: int | None = None  # clients that take part in a round; all of them by default
@@ -69,10 +73,13 @@ class Run:
     model: Choice = Choice("cnn")
     cut: int | str = 1  # units at the client, or the name of the last of them
     head: int | str | None = None  # first unit that is back at the client (U-shape)
+    weights: str | None = None  # file of initial weights, .safetensors or .pth; drawn from the seed by default
+    fresh: tuple[str, ...] = ()  # sub-modules that keep their drawn weights all the same, such as classifier
     method: Choice = Choice("sfl_v1")
     optimiser: Choice = Choice("sgd", {"lr": 0.05})
     server_optimiser: Choice | None = None  # the same as the clients' by default
     batching: Batching = Batching()
+    devices: Choice | None = None  # simulated devices; with them a run has a clock
     rounds: int = 20
     seed: int = 0
     engine: str = "auto"
@@ -90,6 +97,8 @@ class Run:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if self.cpu_threads is not None and self.cpu_threads > MOST_THREADS:
             raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at most {MOST_THREADS}")
+        if not 0 < self.subset <= 1:
+            raise ConfigError(f"subset is {self.subset}; it must be a fraction above 0 and up to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
         path = PurePosixPath(self.name)
@@ -111,7 +120,9 @@ TABLES = {
     "method": Table("method", METHODS, given=("model", "client_opt", "server_opt")),
     "optimiser": Table("optimiser", OPTIMISERS),
     "server_optimiser": Table("optimiser", OPTIMISERS),
+    "devices": Table("devices", DEVICES),
 }
+SETTINGS: dict[str, Callable[[], Any]] = {"batching": Batching, "augment": Augment}  # tables without a name
 CHOICES = tuple(TABLES)
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "data": ("data set", SOURCES),
@@ -145,8 +156,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
             raise UnknownNameError("key", key, known, where)
         if key in TABLES:
             values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
-        elif key == "batching":
-            values[key] = _batching(run.batching, value, f"{where}, [batching]")
+        elif key in SETTINGS:
+            values[key] = _settings(getattr(run, key) or SETTINGS[key](), value, f"{where}, [{key}]")
         else:
             values[key] = _typed(key, value, known[key].annotation, where)
             if key in NAMES:
@@ -165,17 +176,19 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     options = {**kept, **{k: v for k, v in value.items() if k != "name"}}
     known = registry.options_of(registry.find(what, entries, name, where), given)
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
-    if entries is OPTIMISERS:
-        _made(where, optim.build, name, **choice.options)  # an optimiser costs nothing, and knows its own limits
+    if entries is OPTIMISERS:  # both cost nothing to make, and know their own limits
+        _made(where, optim.build, name, **choice.options)
+    if entries is DEVICES:
+        _made(where, DEVICES[name], **choice.options)
     return choice
 
 
-def _batching(old: Batching, value: Any, where: str) -> Batching:
-    known = registry.options_of(Batching)
+def _settings(old: Any, value: Any, where: str) -> Any:
+    known = registry.options_of(type(old))
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} must be a table with {', '.join(known)}")
-    changes = _checked("batching", known, value, where)
-    return _made(where, dataclasses.replace, old, **changes)  # type: ignore[no-any-return]
+    changes = _checked(type(old).__name__.lower(), known, value, where)
+    return _made(where, dataclasses.replace, old, **changes)
 
 
 def _checked(what: str, known: registry.Parameters, options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -219,9 +232,9 @@ def as_dict(run: Run) -> dict[str, Any]:
         value = getattr(run, f.name)
         if isinstance(value, Choice):
             value = {"name": value.name, **value.options}
-        elif isinstance(value, Batching):
+        elif f.name in SETTINGS and value is not None:
             value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
-        if value is not None:
+        if value is not None and value != ():
             plain[f.name] = value
     return plain
 

@@ -8,8 +8,9 @@ An optimiser is a learning-rate schedule, rules that change the gradients, and o
 The numbers are those of torch.optim, in its order of operations.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -30,8 +31,19 @@ class Transform(Protocol):
     """What a method asks of an optimiser."""
 
     @property
+    def lr(self) -> Schedule:
+        """The learning rate of each round."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments that it keeps for each value."""
+
+    @property
     def joint_norm(self) -> bool:
         """Whether `step` needs the joint squared norm in `grads.norm2`."""
+
+    def norm2(self, part: Part, grads: Grads) -> Tensor:
+        """This part's share of the joint squared norm: of the gradients as they come to the rule that clips them."""
 
     def begin(self, model: Model, round: int) -> Part:
         """A part with fresh moments and the learning rate of this round."""
@@ -52,6 +64,10 @@ class GradientRule(Protocol):
     @property
     def joint(self) -> bool:
         """Whether the rule reads `grads.norm2`."""
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the rule reads `part.start`."""
 
     def __call__(self, part: Part, grads: Grads) -> Grads: ...
 
@@ -86,6 +102,7 @@ class WeightDecay:
     rate: float
 
     joint = False
+    anchored = False
 
     def __post_init__(self) -> None:
         check_decay(self.rate)
@@ -96,11 +113,30 @@ class WeightDecay:
 
 
 @dataclass(frozen=True)
+class Proximal:
+    """FedProx: the gradient of μ/2 ‖w − w⁰‖², which draws each value back to where it was when the round began."""
+
+    mu: float
+
+    joint = False
+    anchored = True
+
+    def __post_init__(self) -> None:
+        check(is_number(self.mu) and self.mu >= 0, "proximal", self.mu, "a number of at least 0")
+
+    def __call__(self, part: Part, grads: Grads) -> Grads:
+        drawn = {k: torch.add(g, part.params[k] - part.start[k], alpha=self.mu) for k, g in grads.params.items()}
+        return grads._replace(params=drawn)
+
+
+@dataclass(frozen=True)
 class Clip:
     """Scales the gradients down to a largest L2 norm, over this part or jointly over all parts of the model."""
 
     max_norm: float
     scope: Scope = "part"
+
+    anchored = False
 
     def __post_init__(self) -> None:
         check_positive("clip", self.max_norm)
@@ -195,14 +231,24 @@ class Optimiser:
     def joint_norm(self) -> bool:
         return any(rule.joint for rule in self.before)
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return self.rule.moments
+
+    def norm2(self, part: Part, grads: Grads) -> Tensor:
+        for change in itertools.takewhile(lambda rule: not rule.joint, self.before):
+            grads = change(part, grads)
+        return squared_norm(grads.params).double()
+
     def begin(self, model: Model, round: int) -> Part:
-        return Part(*model, self._fresh_moments(model), count=0, lr=self.lr(round), progress=_no_progress(model))
+        moments, start = self._fresh_moments(model), self._start(model)
+        return Part(*model, moments, count=0, lr=self.lr(round), progress=_no_progress(model), start=start)
 
     def resume(self, part: Part, round: int) -> Part:
-        return part._replace(lr=self.lr(round), progress=_no_progress(part.model))
+        return part._replace(lr=self.lr(round), progress=_no_progress(part.model), start=self._start(part.model))
 
     def restart(self, part: Part, model: Model) -> Part:
-        return Part(*model, self._fresh_moments(model), count=0, lr=part.lr, progress=part.progress)
+        return Part(*model, self._fresh_moments(model), 0, part.lr, part.progress, part.start)
 
     def step(self, part: Part, grads: Grads) -> Part:
         ok = _still_finite(part.progress.ok, grads)
@@ -220,7 +266,11 @@ class Optimiser:
                 of_kind[name] = torch.where(ok, a, b)
         buffers = {**part.buffers, **tree.where(ok, grads.buffers, part.buffers)}
         by_kind = {**part.moments, **dict(zip(self.rule.moments, moments, strict=True))}
-        return Part(params, part.frozen, buffers, by_kind, count, part.lr, _advance(part.progress, ok, grads.loss))
+        progress = _advance(part.progress, ok, grads.loss)
+        return Part(params, part.frozen, buffers, by_kind, count, part.lr, progress, part.start)
+
+    def _start(self, model: Model) -> Tensors:
+        return model.params if any(rule.anchored for rule in self.before) else {}
 
     def _fresh_moments(self, model: Model) -> dict[str, Tensors]:
         return {kind: {k: torch.zeros_like(v) for k, v in model.params.items()} for kind in self.rule.moments}
@@ -254,9 +304,12 @@ def sgd(
     weight_decay: float = 0.0,
     clip: float | None = None,
     clip_scope: Scope = "part",
+    clip_decay: bool = False,
+    proximal: float = 0.0,
 ) -> Optimiser:
     """Stochastic gradient descent."""
-    return _compose(lr, Momentum(momentum, nesterov), clip, clip_scope, weight_decay)
+    before = _before(clip, clip_scope, weight_decay, clip_decay, proximal)
+    return Optimiser(lr=_schedule(lr), before=before, rule=Momentum(momentum, nesterov))
 
 
 def adam(
@@ -266,9 +319,12 @@ def adam(
     weight_decay: float = 0.0,
     clip: float | None = None,
     clip_scope: Scope = "part",
+    clip_decay: bool = False,
+    proximal: float = 0.0,
 ) -> Optimiser:
     """Adam, with coupled weight decay."""
-    return _compose(lr, Adam(betas, eps), clip, clip_scope, weight_decay)
+    before = _before(clip, clip_scope, weight_decay, clip_decay, proximal)
+    return Optimiser(lr=_schedule(lr), before=before, rule=Adam(betas, eps))
 
 
 def adamw(
@@ -278,9 +334,11 @@ def adamw(
     weight_decay: float = 0.01,
     clip: float | None = None,
     clip_scope: Scope = "part",
+    proximal: float = 0.0,
 ) -> Optimiser:
     """Adam, with decoupled weight decay."""
-    return _compose(lr, AdamW(Adam(betas, eps), weight_decay), clip, clip_scope)
+    before = _before(clip, clip_scope, 0.0, False, proximal)
+    return Optimiser(lr=_schedule(lr), before=before, rule=AdamW(Adam(betas, eps), weight_decay))
 
 
 OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
@@ -293,6 +351,20 @@ def build(name: str, **options: Any) -> Optimiser:
     return registry.make("optimiser", OPTIMISERS, name, options)
 
 
+def proximal(opt: Optimiser, mu: float) -> Optimiser:
+    """The optimiser with FedProx's penalty in its objective, so before everything else."""
+    return replace(opt, before=(Proximal(mu), *opt.before)) if mu else opt
+
+
+def co_clipped(opt: Optimiser, max_norm: float) -> Optimiser:
+    """FedNAR: the optimiser with its weight decay inside the gradient whose joint norm is clipped."""
+    return replace(opt, before=(*(rule for rule in opt.before if not isinstance(rule, Clip)), Clip(max_norm, "joint")))
+
+
+def _schedule(lr: float | Schedule) -> Schedule:
+    return lr if callable(lr) else constant(lr)
+
+
 def _scheduled(table: Mapping[str, Any]) -> Schedule:
     rest = {k: v for k, v in table.items() if k not in ("schedule", "warmup")}
     schedule: Schedule = registry.make("schedule", SCHEDULES, str(table.get("schedule", "constant")), rest)
@@ -303,10 +375,16 @@ def _scheduled(table: Mapping[str, Any]) -> Schedule:
     return warmup(schedule, rounds)
 
 
-def _compose(
-    lr: float | Schedule, rule: UpdateRule, clip: float | None, scope: Scope, weight_decay: float = 0.0
-) -> Optimiser:
-    """Clipping sees the gradients as they came, before weight decay, as with clip_grad_norm_ and torch.optim."""
+def _before(
+    clip: float | None, scope: Scope, weight_decay: float, clip_decay: bool, proximal: float
+) -> tuple[GradientRule, ...]:
+    """The objective's own terms first. Clipping sees the gradients before weight decay, as with clip_grad_norm_ and
+    torch.optim, or after it (FedNAR)."""
+    penalty = () if proximal == 0 else (Proximal(proximal),)
     clipping = () if clip is None else (Clip(clip, scope),)
     decay = () if weight_decay == 0 else (WeightDecay(weight_decay),)
-    return Optimiser(lr=lr if callable(lr) else constant(lr), before=(*clipping, *decay), rule=rule)
+    if not clip_decay:
+        return (*penalty, *clipping, *decay)
+    if clip is None:
+        raise ConfigError("clip_decay=True clips the weight decay with the gradient, but clip is not set; give both.")
+    return (*penalty, *decay, *clipping)

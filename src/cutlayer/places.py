@@ -7,7 +7,7 @@ at the **fed** server (keeps and averages client-side models). `do` computes at 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,14 +15,17 @@ from cutlayer import keys, tree
 from cutlayer.batches import Walk
 from cutlayer.calculus import check_pullback
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
 from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
 from cutlayer.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.meters.base import Meter
+from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
-from cutlayer.values import Gives, Held, PerClient, common, shared, unzipped
+from cutlayer.values import Block, Gives, Held, PerClient, common, shared, unzipped
 
 Weights = Mapping[int, float]
+Barrier = Literal["epoch", "step"] | None
 Scalar = int | float
 
 
@@ -37,6 +40,8 @@ class World:
     sizes: Weights  # samples of each client of the round
     key: int  # of this round
     meters: tuple[Meter, ...] = ()
+    clock: Timer = NoClock()
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +89,30 @@ class Clients:
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def steps(self, *, barrier: bool = False, sizes: Mapping[int, int] | None = None) -> Iterator[Step]:
-        """The mini-batches of a round; with a barrier, nobody starts an epoch before all have ended the last."""
+    def steps(self, *, barrier: Barrier = None, sizes: Mapping[int, int] | None = None) -> Iterator[Step]:
+        """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next."""
         walk = self._world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
         last = dict.fromkeys(self.ids, -1)
         number = 0
-        for stretch in self._stretches(walk, barrier):
+        for stretch in self._stretches(walk, barrier == "epoch"):
             left = dict(stretch)
             while active := tuple(j for j in self.ids if left[j]):
                 for j in active:
                     left[j] -= 1
                     last[j] = number
-                yield self._step(walk, active, left, last, done, number, ends_epoch=barrier and not any(left.values()))
+                ends_epoch = barrier == "epoch" and not any(left.values())
+                yield self._step(walk, active, left, last, done, number, ends_epoch)
+                if ends_epoch or barrier == "step":
+                    self._world.clock.wait(self.ids)
                 for j in active:
                     done[j] += 1
                 number += 1
 
-    def _stretches(self, walk: Walk, barrier: bool) -> list[dict[int, int]]:
+    def _stretches(self, walk: Walk, by_epoch: bool) -> list[dict[int, int]]:
         """Steps of each client between barriers; a client without a batch takes none."""
         total = {j: walk.per_round(j) for j in self.ids}
-        if not barrier:
+        if not by_epoch:
             return [total]
         epoch = {j: walk.per_epoch(j) for j in self.ids}
         longest = max((-(-total[j] // epoch[j]) for j in self.ids if epoch[j]), default=0)
@@ -126,15 +134,16 @@ class Clients:
         for meter in world.meters:
             meter.stepped(sizes)
         x, y = world.engine.load(world.data, samples)
+        step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
         return Step(
             everyone=self,
             active=self.only(active),
             staying=self.only(tuple(j for j in active if left[j])),
             idle={j: number - last[j] for j in self.ids},
             sizes=sizes,
-            x=x,
+            x=x if world.augment is None else _augmented(x, world.augment, step_keys),
             y=_giving(y, world.program.labels),
-            key=world.engine.keys({j: keys.fold(world.key, "step", number, j) for j in active}),
+            key=world.engine.keys(step_keys),
             number=number,
             ends_epoch=ends_epoch,
         )
@@ -147,20 +156,20 @@ class Clients:
         if isinstance(fn, PerClient):
             ids = common((fn, *values), self.ids)
             pulled = self._world.engine.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
-            return PerClient("clients", pulled, ids)
-        return self._run(self._world.engine.call, fn, values)
+            return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
+        return self._run("call", self._world.engine.call, fn, values)
 
     def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
         """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
-        out, pull = self._run(self._world.engine.vjp, fn, (part, *values), cut=None)
+        out, pull = self._run("vjp", self._world.engine.vjp, fn, (part, *values), cut=None)
         gives = self._world.program.gives(fn)
         return _giving(out, gives if isinstance(gives, Kind) else None), pull
 
     def grad(self, fn: Callable[..., Any], part: PerClient, *values: PerClient, cut: int | None = None) -> PerClient:
         """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
         self._check_arguments(fn, (part, *values))
-        grads: PerClient = self._run(self._world.engine.grad, fn, (part, *values), cut=cut)
+        grads: PerClient = self._run("grad", self._world.engine.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
         return _giving(grads, gives if isinstance(gives, Mapping) else None)
 
@@ -170,13 +179,13 @@ class Clients:
         sent = self._addressed(kind, value)
         for meter in self._world.meters:
             meter.crossed(kind, "down", sent)
-        return PerClient("clients", sent.blocks, sent.ids)
+        return PerClient("clients", sent.blocks, sent.ids, ready=self._world.clock.moved(kind, "down", sent))
 
     def up(self, *parcels: Parcel) -> Any:
         """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
         ids = common([p.value for p in parcels], self.ids)
-        brought = [PerClient(home, self._released(kind, value[self.only(ids)]), ids, kind) for kind, value in parcels]
+        brought = [self._brought(home, kind, value[self.only(ids)]) for kind, value in parcels]
         for meter in self._world.meters:
             for (kind, _), value in zip(parcels, brought, strict=True):
                 meter.crossed(kind, "up", value)
@@ -185,10 +194,13 @@ class Clients:
 
     # -- the laws -----------------------------------------------------------------------------------------------
 
-    def _run(self, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any) -> Any:
+    def _run(
+        self, how: How, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
+    ) -> Any:
         """What the function made; where that is several values, none of them may leave."""
         ids = common(values, self.ids)
-        made = PerClient("clients", engine_verb(fn, values, ids, **options), ids)
+        blocks = engine_verb(fn, values, ids, **options)
+        made = PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
         several = unzipped(made)
         return several if several is not made else _giving(made, self._world.program.gives(fn))
 
@@ -219,7 +231,9 @@ class Clients:
         for leaf in tree.leaves(tuple(b.tree for b in value.blocks) if isinstance(value, PerClient) else value.tree):
             if not isinstance(leaf, Tensor | Scalar):
                 raise LawError(f"only tensors and numbers go down to clients; this is a {type(leaf).__name__}")
-        return value[self] if isinstance(value, PerClient) else shared(value.place, self.ids, value.tree)
+        if isinstance(value, PerClient):
+            return value[self]
+        return shared(value.place, self.ids, value.tree, value.ready)
 
     def _home(self, parcels: tuple[Parcel, ...]) -> Place:
         homes: set[Place] = set()
@@ -235,12 +249,24 @@ class Clients:
             raise LawError(f"one `up` goes to one server, but {names} belong to {' and '.join(sorted(homes))}")
         return homes.pop()
 
-    def _released(self, kind: Kind, value: PerClient) -> list[Any]:
+    def _brought(self, home: Place, kind: Kind, value: PerClient) -> PerClient:
         for block in value.blocks:
             self._world.program.release(kind, block.gives, block.ids[0])
-        return _giving(value, None).blocks
+        ready = self._world.clock.moved(kind, "up", value)
+        return PerClient(home, _giving(value, None).blocks, value.ids, kind, ready)
 
 
 def _giving(value: PerClient, gives: Gives) -> PerClient:
     """The value with leave to be sent up as this."""
-    return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids)
+    return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids, ready=value.ready)
+
+
+def _augmented(x: PerClient, augment: Augment, step_keys: Mapping[int, int]) -> PerClient:
+    """Each client's images changed by its own key, whoever else is stacked with it."""
+
+    def changed(block: Block) -> Block:
+        stack = block.tree if block.stacked else block.tree[None]
+        new = augment(stack, [step_keys[j] for j in block.ids])
+        return block._replace(tree=new if block.stacked else new[0])
+
+    return PerClient(x.place, [changed(b) for b in x.blocks], x.ids)

@@ -76,12 +76,14 @@ class Program:
 
 
 def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """A method and, by field name, its pieces."""
+    """A method and, by field name, its pieces; a tuple of them by number."""
     yield prefix, owner
     for field in fields(owner) if is_dataclass(owner) else ():
-        piece = getattr(owner, field.name)
-        if is_dataclass(piece):
-            yield from _owners(piece, f"{prefix}{field.name}.")
+        value = getattr(owner, field.name)
+        several = {f"{field.name}.{i}": v for i, v in enumerate(value)} if type(value) is tuple else {field.name: value}
+        for name, piece in several.items():
+            if is_dataclass(piece):
+                yield from _owners(piece, f"{prefix}{name}.")
 
 
 def _marked(owner: Any) -> list[str]:

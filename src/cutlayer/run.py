@@ -94,7 +94,12 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
     append_line(folder.metrics, record)
     append_line(folder.timing, {"round": record["round"], "seconds": seconds})
     if record["round"] % run.checkpoint_every == 0 or record["round"] == run.rounds:
-        content = {"state": training.state, "ledger": training.simulation.ledger.content()}
+        clock = training.simulation.clock
+        content = {
+            "state": training.state,
+            "ledger": training.simulation.ledger.content(),
+            "clock": {} if clock is None else clock.content(),
+        }
         manifest = {"config": config.as_dict(run), "engine": _engine_name(training)}
         folder.store.save(training.state.round, content, manifest)
     return record
@@ -132,6 +137,8 @@ def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
     training.history = folder.cut_back(done)
     training.state = tree.map(lambda a: a.to(run.device), content["state"])
     training.simulation.ledger.restore(content["ledger"])
+    if training.simulation.clock is not None:
+        training.simulation.clock.restore(content["clock"])
     write(folder.config, config.dumps(run))  # it may have more rounds now
     _compare_surroundings(folder)
     return training

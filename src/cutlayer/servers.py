@@ -12,8 +12,9 @@ from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
 from cutlayer.kinds import SYNC, Kind, Place
 from cutlayer.meters.base import Meter
+from cutlayer.meters.clock import NoClock, Timer
 from cutlayer.tree import Tree
-from cutlayer.values import Block, Held, PerClient, Who, common, shared, unzipped
+from cutlayer.values import ALWAYS, Block, Held, PerClient, Who, common, shared, unzipped
 
 Weights = Mapping[int, float]
 
@@ -23,8 +24,8 @@ class Keeper:
 
     place: Place
 
-    def __init__(self, engine: Engine, meters: tuple[Meter, ...] = ()) -> None:
-        self._engine, self._meters = engine, meters
+    def __init__(self, engine: Engine, meters: tuple[Meter, ...] = (), clock: Timer = NoClock()) -> None:
+        self._engine, self._meters, self._clock = engine, meters, clock
 
     def hold(self, value: Tree) -> Held:
         """Put a value here that belongs to no client, such as an initial model."""
@@ -32,13 +33,15 @@ class Keeper:
 
     def pick(self, rows: PerClient, j: int) -> Held:
         """One client's row as a value of this server, which it never leaves for the other."""
-        return Held(self.place, self._own(rows).row(j), stays=True)
+        return Held(self.place, self._own(rows).row(j), stays=True, ready=rows.ready.get(j, 0.0))
 
     def do(self, fn: Callable[..., Any] | Held, *values: Held | float) -> Any:
         """Run fn, or a pullback that is held here, once."""
         run = self._own(fn).tree if isinstance(fn, Held) else fn
-        out = run(*(self._one(v) for v in values))
-        made = [Held(self.place, o, _stay(values)) for o in (out if type(out) is tuple else (out,))]
+        plain = [self._one(v) for v in values]
+        out = run(*plain)
+        ready = self._clock.done("call", run, plain, _ready((fn, *values)))
+        made = [Held(self.place, o, _stay(values), ready) for o in (out if type(out) is tuple else (out,))]
         return tuple(made) if type(out) is tuple else made[0]
 
     def mean(self, rows: PerClient, weights: Weights | None = None) -> Held:
@@ -58,7 +61,8 @@ class Keeper:
         """What counts fewer than two clients, or was sent across the cut, may tell of a single one and stays."""
         few = sum(w != 0 for w in weights.values()) < 2
         from_the_cut = rows.kind is not None and rows.kind.home == "server"
-        return Held(self.place, weighted_sum(rows, weights, largest_integers), stays=few or from_the_cut)
+        combined = weighted_sum(rows, weights, largest_integers)
+        return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
 
     def send(self, kind: Kind, value: Held, to: "Keeper") -> Held:
         """Hand an aggregate to the other server; single clients' values never go this way."""
@@ -68,7 +72,7 @@ class Keeper:
         own = self._own(value)
         for meter in self._meters:
             meter.sent(kind, self.place, to.place, own)
-        return to.hold(own.tree)
+        return to.hold(own.tree)._replace(ready=own.ready)
 
     def _one(self, value: Held | float) -> Any:
         """The value itself, of one that is held here or of a plain number."""
@@ -101,32 +105,48 @@ class Server(Keeper):
         if isinstance(fn, PerClient):
             check_pullback(fn)
             rows, ids = self._rows((fn, *values))
-            return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids)
+            ready = self._clock.served_pull(rows[0], rows[1], ids)
+            return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
         rows, ids = self._rows(values)
-        return unzipped(PerClient(self.place, self._engine.call(fn, rows, ids), ids))
+        made = self._engine.call(fn, rows, ids)
+        return unzipped(PerClient(self.place, made, ids, ready=self._clock.served("call", fn, rows, ids, made)))
 
     def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
         """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
         if isinstance(part, Held):  # one part over a merged batch
             values = (part, value, *rest)
-            out, pull = calculus.vjp(fn, [self._one(v) for v in values], 1)
-            return Held(self.place, out, _stay(values)), Held(self.place, pull, _stay(values))
+            plain = [self._one(v) for v in values]
+            out, pull = calculus.vjp(fn, list(plain), 1)
+            end = self._clock.done("vjp", fn, plain, _ready(values), pull)
+            return Held(self.place, out, _stay(values), end), Held(self.place, pull, _stay(values), end)
         rows, ids = self._rows((part, value, *rest))
-        pair: tuple[Any, Any] = unzipped(PerClient(self.place, self._engine.vjp(fn, rows, ids, cut=1), ids))
+        made = self._engine.vjp(fn, rows, ids, cut=1)
+        ready = self._clock.served("vjp", fn, rows, ids, made)
+        pair: tuple[Any, Any] = unzipped(PerClient(self.place, made, ids, ready=ready))
         return pair
 
     def grad(self, fn: Callable[..., Any], value: PerClient, *rest: Any) -> PerClient:
         """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""
         rows, ids = self._rows((value, *rest))
-        return PerClient(self.place, self._engine.grad(fn, rows, ids, cut=0), ids)
+        made = self._engine.grad(fn, rows, ids, cut=0)
+        return PerClient(self.place, made, ids, ready=self._clock.served("grad", fn, rows, ids, made))
 
     def copies(self, value: Held, who: Who) -> PerClient:
         """A row of this value for each client; they share memory until they differ."""
-        return shared(self.place, who.ids, self._own(value).tree)
+        return shared(self.place, who.ids, self._own(value).tree, value.ready)
 
     def rows(self, values: Mapping[int, Held]) -> PerClient:
-        """Rows from values that were made one client at a time."""
-        return PerClient(self.place, [Block((j,), self._own(v).tree, stacked=False) for j, v in values.items()])
+        """Rows from values that were made one client at a time; they are there when the last of them is."""
+        last = max((v.ready for v in values.values()), default=0.0)
+        blocks = [Block((j,), self._own(v).tree, stacked=False) for j, v in values.items()]
+        return PerClient(self.place, blocks, ready=dict.fromkeys(values, last) if last else ALWAYS)
+
+    def together(self, rows: PerClient) -> PerClient:
+        """The same rows, once the last of them is here."""
+        last = self._clock.last(self._own(rows))
+        return PerClient(
+            self.place, rows.blocks, rows.ids, rows.kind, dict.fromkeys(rows.ids, last) if last else ALWAYS
+        )
 
     def concat(self, rows: PerClient) -> tuple[Held, Callable[[Held], PerClient]]:
         """The rows as one batch, in the order of the clients, and the way back to rows."""
@@ -135,9 +155,9 @@ class Server(Keeper):
 
         def back(merged: Held) -> PerClient:
             parts = torch.split(self._own(merged).tree, lengths)
-            return self.rows({j: self.hold(p) for j, p in zip(rows.ids, parts, strict=True)})
+            return self.rows({j: merged._replace(tree=p) for j, p in zip(rows.ids, parts, strict=True)})
 
-        return Held(self.place, torch.cat(pieces), stays=True), back
+        return Held(self.place, torch.cat(pieces), stays=True, ready=self._clock.last(rows)), back
 
     def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
         rows = [self._own(v) for v in values if isinstance(v, PerClient)]
@@ -145,13 +165,19 @@ class Server(Keeper):
         return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
 
     def _spread(self, value: Held | float, ids: tuple[int, ...]) -> PerClient:
-        return shared(self.place, ids, self._own(value).tree if isinstance(value, Held) else value)
+        if isinstance(value, Held):
+            return shared(self.place, ids, self._own(value).tree, value.ready)
+        return shared(self.place, ids, value)
 
 
 class Ids(NamedTuple):
     """Client numbers as a selection."""
 
     ids: tuple[int, ...]
+
+
+def _ready(values: tuple[Any, ...]) -> list[float]:
+    return [v.ready for v in values if isinstance(v, Held)]
 
 
 def _stay(values: tuple[Any, ...]) -> bool:

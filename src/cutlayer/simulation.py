@@ -11,6 +11,7 @@ from cutlayer import keys, tree
 from cutlayer.batches import Batching, Walk, check_batch
 from cutlayer.checks import check_type
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.engines.auto import fastest, obstacle
 from cutlayer.engines.base import Engine
@@ -19,10 +20,12 @@ from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
 from cutlayer.kinds import ACTIVATIONS
 from cutlayer.meters.base import Meter
+from cutlayer.meters.clock import Clock, NoClock, Timer
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method
 from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
+from cutlayer.plan.devices import Devices
 from cutlayer.program import Program
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -48,6 +51,8 @@ class Simulation:
         chunk: int | None = None,
         seed: int = 0,
         meters: tuple[Meter, ...] = (),
+        devices: Devices | None = None,
+        augment: Augment | None = None,
     ) -> None:
         check_type("data", data, Arrays, HOW_ARRAYS)
         check_type("partition", partition, Partition, "as cutlayer.iid, dirichlet, shards or natural draw one")
@@ -61,7 +66,9 @@ class Simulation:
         )
         self.per_round = _checked_per_round(per_round, len(self.ids))
         self.ledger = Ledger()
+        self.clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
+        self.augment = augment
         self.program = Program(method)
         self._chunk = _checked_chunk(chunk)
         self._rehearse()
@@ -78,11 +85,22 @@ class Simulation:
         ids = uniform(self.ids, self.per_round, keys.fold(self.seed, "round", state.round))
         if self.engine is None:
             self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
-        return self._run(self.engine, self.batching, self.meters, state, ids)
+        if self.clock is None:
+            return self._run(self.engine, self.batching, self.meters, NoClock(), state, ids)
+        self.clock.begin()
+        state = self._run(self.engine, self.batching, self.meters, self.clock, state, ids)
+        self.clock.end()
+        return state
 
     @torch.no_grad()
     def _run(
-        self, engine: Engine, batching: Batching, meters: tuple[Meter, ...], state: State, ids: tuple[int, ...]
+        self,
+        engine: Engine,
+        batching: Batching,
+        meters: tuple[Meter, ...],
+        clock: Timer,
+        state: State,
+        ids: tuple[int, ...],
     ) -> State:
         key = keys.fold(self.seed, "round", state.round)
         index = self.partition.clients
@@ -98,8 +116,11 @@ class Simulation:
             sizes={j: float(len(index[j])) for j in ids},
             key=key,
             meters=meters,
+            clock=clock,
+            augment=self.augment,
         )
-        return self.method.round(state, Clients(world, ids), Server(engine, meters), Fed(engine, meters))
+        servers = Server(engine, meters, clock), Fed(engine, meters, clock)
+        return self.method.round(state, Clients(world, ids), *servers)
 
     def _engine(self, name: str) -> Engine | None:
         """The engine of this name; None stands for one that the first round has to choose or to try."""
@@ -132,7 +153,7 @@ class Simulation:
 
     def _tried(self, engine: Engine, steps: int, state: State, ids: tuple[int, ...]) -> State:
         """A round of so many steps that nobody hears of."""
-        return self._run(engine, replace(self.batching, steps=steps), (), state, ids)
+        return self._run(engine, replace(self.batching, steps=steps), (), NoClock(), state, ids)
 
     def _rehearse(self) -> None:
         """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""
@@ -160,6 +181,12 @@ def _check_partition(partition: Partition, num_samples: int) -> None:
                 f"client {name} holds the index {wrong[0]}, but the data have the samples 0 to {num_samples - 1}; "
                 "draw the partition from these data"
             )
+
+
+def _checked_devices(devices: Devices, num_clients: int) -> Devices:
+    if len(devices.clients) < num_clients:
+        raise ConfigError(f"there are {len(devices.clients)} devices for {num_clients} clients; give each client one")
+    return devices
 
 
 def _checked_chunk(chunk: int | None) -> int | None:

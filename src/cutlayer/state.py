@@ -42,6 +42,7 @@ class Part(NamedTuple):
     count: int  # type: ignore[assignment]  # steps of the optimiser, for bias correction
     lr: float
     progress: Progress
+    start: Tensors  # the values when the round began, where a rule asks for them; else empty
 
     @property
     def model(self) -> Model:

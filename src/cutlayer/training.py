@@ -12,9 +12,11 @@ from cutlayer import tree
 from cutlayer.batches import Batching
 from cutlayer.checks import check_type
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods.base import Method, global_model
+from cutlayer.plan.devices import Devices
 from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State
@@ -106,6 +108,11 @@ class Training:
             "samples": ledger.samples,
             "bytes": dict(ledger.totals),
         }
+        if self.simulation.clock is not None:
+            record |= {
+                "simulated_seconds": self.simulation.clock.now,
+                "client_flops": self.simulation.clock.client_flops,
+            }
         if number % self.eval_every == 0 or number == self.rounds:
             record |= self._measured()
         return record
@@ -161,6 +168,8 @@ def train(
     engine: str = "auto",
     chunk: int | None = None,
     seed: int = 0,
+    devices: Devices | None = None,
+    augment: Augment | None = None,
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     per_client: bool = False,
@@ -186,6 +195,8 @@ def train(
         engine: "loop", "vmap", or "auto", which times both on the first round's first steps. They agree to rounding.
         chunk: the most clients that vmap stacks at a time, where memory is short.
         seed: of everything that is drawn: clients, batches, dropout. The model comes with its initial weights.
+        devices: how fast each client is; with them every record tells the simulated time. See `Devices`.
+        augment: random changes of the training images; none by default.
         metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
         eval_every: measure after every so many rounds, and after the last.
         per_client: also measure the global model on each client's own samples.
@@ -197,13 +208,23 @@ def train(
         - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
           finite and who stood still from then on;
         - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
+        - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far;
         - where measured, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
           `clients`, the same by the clients' names.
 
         A number that is not finite is None.
     """
     simulation = Simulation(
-        method, data, partition, batching=batching, per_round=per_round, engine=engine, chunk=chunk, seed=seed
+        method,
+        data,
+        partition,
+        batching=batching,
+        per_round=per_round,
+        engine=engine,
+        chunk=chunk,
+        seed=seed,
+        devices=devices,
+        augment=augment,
     )
     training = Training(
         simulation=simulation,

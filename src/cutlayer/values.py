@@ -27,6 +27,7 @@ class Held(NamedTuple):
     place: Place
     tree: Tree
     stays: bool = False  # it may tell of a single client, so it never goes to the other server
+    ready: float = 0.0  # the simulated second at which it is there
 
 
 class Block(NamedTuple):
@@ -68,6 +69,9 @@ class Block(NamedTuple):
         return self._replace(tree=getattr(self.tree, name), gives=gives)
 
 
+ALWAYS: Mapping[int, float] = {}  # there from the beginning
+
+
 class PerClient:
     """One value per client: opaque at the clients, rows at a server.
 
@@ -75,13 +79,19 @@ class PerClient:
     `v[who] = new` replaces the values of those clients only.
     """
 
-    __slots__ = ("_blocks", "_ids", "kind", "place")
+    __slots__ = ("_blocks", "_ids", "kind", "place", "ready")
 
     def __init__(
-        self, place: Place, blocks: Sequence[Block], ids: Iterable[int] | None = None, kind: Kind | None = None
+        self,
+        place: Place,
+        blocks: Sequence[Block],
+        ids: Iterable[int] | None = None,
+        kind: Kind | None = None,
+        ready: Mapping[int, float] = ALWAYS,
     ) -> None:
         self.place = place
         self.kind = kind  # what it came up as, until something is computed from it
+        self.ready = ready  # by client: the simulated second at which its value is there
         self._blocks = list(blocks)
         self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
 
@@ -95,9 +105,9 @@ class PerClient:
 
     def __getitem__(self, who: Who) -> "PerClient":
         if who.ids == self._ids:
-            return PerClient(self.place, self._blocks, self._ids, self.kind)
+            return self._with(self._blocks, self._ids)
         wanted = set(who.ids)
-        return PerClient(self.place, _narrowed(self._blocks, wanted), (j for j in self._ids if j in wanted), self.kind)
+        return self._with(_narrowed(self._blocks, wanted), tuple(j for j in self._ids if j in wanted))
 
     def __setitem__(self, who: Who, new: "PerClient") -> None:
         if new.place != self.place:
@@ -110,11 +120,16 @@ class PerClient:
             raise LawError(f"clients {sorted(stray)} hold no value here yet; only clients that do can be assigned to")
         kept = _narrowed(self._blocks, set(self._ids) - set(changed.ids))
         self._blocks = [*kept, *changed.blocks]
+        if changed.ready or self.ready:
+            self.ready = {**self.ready, **{j: changed.ready.get(j, 0.0) for j in changed.ids}}
 
     def __getattr__(self, name: str) -> "PerClient":
         if name.startswith("_"):
             raise AttributeError(name)
-        return PerClient(self.place, [b.field(name) for b in self._blocks], self._ids, self.kind)
+        return self._with([b.field(name) for b in self._blocks], self._ids)
+
+    def _with(self, blocks: Sequence[Block], ids: tuple[int, ...]) -> "PerClient":
+        return PerClient(self.place, blocks, ids, self.kind, self.ready)
 
     def row(self, j: int) -> Tree:
         """Client j's value; only a server can look."""
@@ -132,9 +147,10 @@ def _narrowed(blocks: Iterable[Block], wanted: set[int]) -> list[Block]:
     return [b.take(ids) for b, ids in kept if ids]
 
 
-def shared(place: Place, ids: tuple[int, ...], value: Tree) -> PerClient:
+def shared(place: Place, ids: tuple[int, ...], value: Tree, ready: float = 0.0) -> PerClient:
     """The same value for all of these clients, held once."""
-    return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids)
+    times = dict.fromkeys(ids, ready) if ready else ALWAYS
+    return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids, ready=times)
 
 
 def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -166,5 +182,6 @@ def unzipped(value: PerClient) -> Any:
     if type(first) is not tuple:
         return value
     return tuple(
-        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids) for k in range(len(first))
+        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
+        for k in range(len(first))
     )

@@ -7,7 +7,10 @@ from cutlayer import registry
 from cutlayer.methods.base import Method, global_model
 from cutlayer.methods.fedavg import FedAvg, fedavg
 from cutlayer.methods.mergesfl import MergeSFL, mergesfl
+from cutlayer.methods.momentum import fedavgm, fednag, fednar, fedprox, slowmo
+from cutlayer.methods.random_cut import RandomCut
 from cutlayer.methods.relay import Relay, sl
+from cutlayer.methods.smofi import smofi
 from cutlayer.methods.splitfed import SplitFed, sfl_v1
 from cutlayer.methods.splitfed_v2 import SplitFedV2, sfl_v2
 from cutlayer.optim import Transform
@@ -18,24 +21,37 @@ __all__ = [
     "FedAvg",
     "MergeSFL",
     "Method",
+    "RandomCut",
     "Relay",
     "SplitFed",
     "SplitFedV2",
     "build",
     "fedavg",
+    "fedavgm",
+    "fednag",
+    "fednar",
+    "fedprox",
     "global_model",
     "mergesfl",
     "sfl_v1",
     "sfl_v2",
     "sl",
+    "slowmo",
+    "smofi",
 ]
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fednar": fednar,
+    "fedavgm": fedavgm,
+    "slowmo": slowmo,
+    "fednag": fednag,
     "sl": sl,
     "sfl_v1": sfl_v1,
     "sfl_v2": sfl_v2,
     "mergesfl": mergesfl,
+    "smofi": smofi,
 }
 
 

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from cutlayer.kinds import MODEL, SETTINGS, STATISTICS
 from cutlayer.methods.base import final
-from cutlayer.optim import Transform, squared_norm
+from cutlayer.optim import Transform
+from cutlayer.pieces.carry import Carry, Reset
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import report
+from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.places import Clients
 from cutlayer.program import at_client
 from cutlayer.servers import Fed, Server
@@ -24,22 +26,37 @@ class FedAvg:
 
     model: Split
     opt: Transform
-    outer: Outer = Replace()
+    outer: Outer = Replace()  # after every round, on the clients' mean
+    carry: Carry = Reset()  # what the local optimisers remember of earlier rounds
+    agg: Agg = "samples"
+
+    def __post_init__(self) -> None:
+        check_agg(self.agg)
 
     def start(self, server: Server, fed: Fed) -> State:
         client, upper = self.model.initial()
         whole = client.joined(upper)
-        return State(0, fed.hold(whole), server.hold(Model({}, {}, {})), {"client": fed.hold(self.outer.start(whole))})
+        memory = {"client": fed.hold(self.outer.start(whole)), "carry": self.carry.start(self.opt, whole, fed)}
+        return State(0, fed.hold(whole), server.hold(Model({}, {}, {})), memory)
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
+        c, w, steps = self.carry.enter(clients, c, state.memory["carry"]), weights(clients, self.agg), 0
         for step in clients.steps():
             g = step.active.grad(self.loss, c, step.x, step.y, step.key)
             c[step.active] = step.active.do(self.update, c, g)
-        models, reports = clients.up(MODEL(c.model), STATISTICS(clients.do(self.report, c.progress)))
-        mean = fed.mean(models, clients.weights)
-        memory, client = fed.do(self.outer, state.memory["client"], state.client, mean)
-        return state._replace(round=state.round + 1, client=client, memory={"client": memory}, report=fed.sum(reports))
+            steps = step.number + 1
+        told = STATISTICS(clients.do(self.report, c.progress))
+        models, reports, *moments = clients.up(MODEL(c.model), told, *self.carry.leave(clients, c))
+        mean, lr = fed.mean(models, w), self.opt.lr(state.round)
+        memory, client = fed.do(self.outer, state.memory["client"], state.client, mean, lr)
+        carried = self.carry.keep(fed, state.memory["carry"], moments, w, steps)
+        return state._replace(
+            round=state.round + 1,
+            client=client,
+            memory={"client": memory, "carry": carried},
+            report=fed.sum(reports),
+        )
 
     @at_client(gives={"model": MODEL})
     def begin(self, model: Model, round: int) -> Part:
@@ -53,7 +70,7 @@ class FedAvg:
     @at_client(gives={"model": MODEL})
     def update(self, part: Part, grads: Grads) -> Part:
         if self.opt.joint_norm:  # the client has all layers, so the joint norm is its own
-            grads = grads._replace(norm2=squared_norm(grads.params))
+            grads = grads._replace(norm2=self.opt.norm2(part, grads))
         return self.opt.step(part, grads)
 
     @at_client(gives=STATISTICS)
@@ -61,6 +78,6 @@ class FedAvg:
         return report(progress)
 
 
-def fedavg(*, model: Split, client_opt: Transform, server_opt: Transform | None = None) -> FedAvg:
+def fedavg(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:
     """FedAvg; everything is trained by the client's optimiser."""
-    return FedAvg(model=model, opt=client_opt)
+    return FedAvg(model=model, opt=client_opt, agg=agg)

@@ -85,14 +85,22 @@ def mergesfl(
     client_opt: Transform,
     server_opt: Transform,
     agg: Agg = "batch",
+    regulate: bool = False,
     seconds_per_sample: tuple[float, ...] = (),
     largest_batch: int | None = None,
     ingress: int | None = None,
 ) -> MergeSFL:
-    """MergeSFL; with the clients' seconds per sample, their batch sizes are regulated to equal step times."""
+    """MergeSFL; with the clients' seconds per sample, their batch sizes are regulated to equal step times.
+
+    `regulate` takes the seconds from the run's devices.
+    """
     sizes: Sizes = Equal()
     if seconds_per_sample:
         sizes = Regulated(seconds=tuple(seconds_per_sample), largest=largest_batch, ingress=ingress)
+    elif regulate:
+        raise ConfigError(
+            "mergesfl: regulate needs what a sample takes each client; give the run devices, or seconds_per_sample"
+        )
     elif largest_batch is not None or ingress is not None:
         name = "ingress" if largest_batch is None else "largest_batch"
         raise ConfigError(f"mergesfl: {name} regulates nothing without seconds_per_sample; give that too, or neither")

@@ -9,7 +9,7 @@ from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, through_server
-from cutlayer.pieces.norms import joint_norms
+from cutlayer.pieces.norms import Side, joint_norms
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.places import Clients
@@ -59,7 +59,7 @@ class Relay:
             gs = through_server(crossing, self.client, step, server, s)
             gc = crossing.back(gs.cut)
             if self.client_opt.joint_norm or self.server_opt.joint_norm:
-                gc, gs = joint_norms(self.client, step, server, gc, gs)
+                gc, gs = joint_norms(self.client, self.server_opt, step, server, Side(c, gc), Side(s, gs))
             s = server.each(self.server_opt.step, s, gs)
             c = one.do(self.client.update, c, gc)
         (j,) = one.ids

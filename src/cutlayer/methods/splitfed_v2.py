@@ -12,6 +12,7 @@ from cutlayer.pieces.exchange import Exchange, by_shape, through_server
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import progress_of, report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -39,12 +40,14 @@ class SplitFedV2:
     interleave: Interleave = "step"  # whose batch is next: another client's, or the same client's until it is done
     order: Order = "random"  # drawn anew at each step (or each round, client by client), or by client number
     server_opt_reset: Reset = "never"  # when the server's moments and count start over
+    agg: Agg = "samples"
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, str(getattr(self, name)), known, where="sfl_v2")
+        check_agg(self.agg)
         refuse_joint_norm("SFL-V2", self.client_opt, self.server_opt)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
@@ -58,6 +61,7 @@ class SplitFedV2:
         for group in self._groups(clients):
             for step in group.steps():
                 crossing = self.exchange(self.client, step, server, c)
+                crossing.z = server.together(crossing.z)  # the order is drawn among all that answer
                 cuts = {}
                 for j in self._ordered(step.active, step.number):
                     one = step.active.only((j,))
@@ -69,7 +73,7 @@ class SplitFedV2:
                 c[step.active] = step.active.do(self.client.update, c, gc)
         return state._replace(
             round=state.round + 1,
-            client=fed.mean(clients.up(MODEL(c.model)), clients.weights),
+            client=fed.mean(clients.up(MODEL(c.model)), weights(clients, self.agg)),
             server=s,
             report=server.sum(server.each(report, server.rows(progress))),
         )
@@ -106,6 +110,7 @@ def sfl_v2(
     interleave: Interleave = "step",
     order: Order = "random",
     server_opt_reset: Reset = "never",
+    agg: Agg = "samples",
 ) -> SplitFedV2:
     """SFL-V2: one server-side model takes the clients' batches one after another."""
     return SplitFedV2(
@@ -115,4 +120,5 @@ def sfl_v2(
         interleave=interleave,
         order=order,
         server_opt_reset=server_opt_reset,
+        agg=agg,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cutlayer.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
-from cutlayer.optim import Transform, squared_norm
+from cutlayer.optim import Transform
 from cutlayer.program import at_client
 from cutlayer.split import Split
 from cutlayer.state import Grads, Model, Part, Tensors
@@ -47,8 +47,8 @@ class SplitClient:
         return Grads({**body.params, **head.params}, {**body.buffers, **head.buffers})
 
     @at_client(gives=SCALARS)
-    def squared_norm(self, grads: Grads) -> Tensor:
-        return squared_norm(grads.params).double()
+    def squared_norm(self, part: Part, grads: Grads) -> Tensor:
+        return self.opt.norm2(part, grads)
 
     @at_client()
     def with_norm(self, grads: Grads, norm2: Tensor) -> Grads:

@@ -1,11 +1,14 @@
 """What happens to the clients' server-side parts after a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from cutlayer.checks import check, is_number
 from cutlayer.optim import Transform
-from cutlayer.places import Step
+from cutlayer.pieces.weights import Agg, weights
+from cutlayer.places import Barrier, Step
 from cutlayer.servers import Server
+from cutlayer.state import Part, Tensors
 from cutlayer.values import PerClient
 
 
@@ -13,8 +16,8 @@ class Fuse(Protocol):
     """Called after every step with the server-side parts."""
 
     @property
-    def barrier(self) -> bool:
-        """Whether clients must wait for each other at the end of every local epoch."""
+    def barrier(self) -> Barrier:
+        """Where clients must wait for each other: nowhere, or at the end of every local epoch or step."""
         ...
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None: ...
@@ -24,7 +27,7 @@ class Fuse(Protocol):
 class Keep:
     """Leave them as they are until the round ends."""
 
-    barrier = False
+    barrier: Barrier = field(default=None, init=False)
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
         pass
@@ -34,23 +37,55 @@ class Keep:
 class AverageEachStep:
     """SFL-V1 with period `step`: after every step the active clients' parts become their mean, optimisers reset."""
 
-    barrier = False
+    agg: Agg = "samples"
+    barrier: Barrier = field(default="step", init=False)
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
-        _average(server, opt, s, step.active.weights, s[step.active])
+        _average(server, opt, s, weights(step.active, self.agg), s[step.active])
 
 
 @dataclass(frozen=True)
 class AverageEachEpoch:
     """SFL-V1 with period `epoch`: when all have ended a local epoch, all parts become their mean, optimisers reset."""
 
-    barrier = True
+    agg: Agg = "samples"
+    barrier: Barrier = field(default="epoch", init=False)
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
         if step.ends_epoch:
-            _average(server, opt, s, step.everyone.weights, s)
+            _average(server, opt, s, weights(step.everyone, self.agg), s)
 
 
-def _average(server: Server, opt: Transform, s: PerClient, weights: dict[int, float], of: PerClient) -> None:
-    mean = server.mean(of.model, weights)
+def _average(server: Server, opt: Transform, s: PerClient, w: dict[int, float], of: PerClient) -> None:
+    mean = server.mean(of.model, w)
     s[of] = server.each(opt.restart, of, mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseMomenta:
+    """SMoFi: after every step all clients go on from one momentum, in which finished clients fade with their age.
+
+    Equations 4 to 6: `m̄ ← (Σ_active m_j + Σ_finished (age_j + offset)^α m_j) / |Jⁿ|`. Every client counts once, so the
+    denominator stays the number of the round's clients. With Adam both moments are fused, never the count.
+    """
+
+    alpha: float  # below 0; the nearer to 0, the longer finished clients are remembered
+    offset: int = 1  # 1: a finished client fades from the step after its last one on; 0: from the second on
+    barrier: Barrier = field(default="step", init=False)
+
+    def __post_init__(self) -> None:
+        check(is_number(self.alpha) and self.alpha <= 0, "alpha", self.alpha, "a number of at most 0")
+        check(self.offset in (0, 1), "staleness_offset", self.offset, "0 or 1")
+
+    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
+        fused = server.sum(s.moments, {j: self.staleness(step.idle[j]) / len(s.ids) for j in s.ids})
+        # Who takes its last step now keeps its own momentum: that is what the others remember of it.
+        s[step.staying] = server.each(_with_moments, s[step.staying], fused)
+
+    def staleness(self, age: int) -> float:
+        """The weight of a client whose last step was so many steps ago."""
+        return float((age + self.offset) ** self.alpha) if age else 1.0
+
+
+def _with_moments(part: Part, moments: dict[str, Tensors]) -> Part:
+    return part._replace(moments=moments)

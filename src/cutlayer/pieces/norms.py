@@ -1,10 +1,13 @@
 """A gradient norm over both sides of the cut: a second round trip and 16 bytes a step, for joint clipping."""
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from cutlayer.errors import ConfigError
 from cutlayer.kinds import SCALARS
-from cutlayer.optim import Transform, squared_norm
+from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Step
 from cutlayer.servers import Server
@@ -12,18 +15,26 @@ from cutlayer.state import Grads
 from cutlayer.values import PerClient
 
 
+class Side(NamedTuple):
+    """The parts on one side of the cut with their gradients."""
+
+    parts: PerClient
+    grads: PerClient
+
+
 def joint_norms(
-    client: SplitClient, step: Step, server: Server, gc: PerClient, gs: PerClient
+    client: SplitClient, opt: Transform, step: Step, server: Server, below: Side, above: Side
 ) -> tuple[PerClient, PerClient]:
-    """Both sides' gradients, each with the squared norm of the two together."""
+    """Both sides' gradients, each with the squared norm of the two together; `opt` is the server's."""
     active = step.active
-    at_clients = active.up(SCALARS(active.do(client.squared_norm, gc)))
-    gs = server.each(_with_total, gs, at_clients)
-    return active.do(client.with_norm, gc, active.down(SCALARS, gs.norm2)), gs
+    at_clients = active.up(SCALARS(active.do(client.squared_norm, *below)))
+    total = server.each(torch.add, server.each(opt.norm2, *above), at_clients)
+    gs = server.each(_with_norm, above.grads, total)
+    return active.do(client.with_norm, below.grads, active.down(SCALARS, total)), gs
 
 
-def _with_total(grads: Grads, other: Tensor) -> Grads:
-    return grads._replace(norm2=squared_norm(grads.params).double() + other)
+def _with_norm(grads: Grads, norm2: Tensor) -> Grads:
+    return grads._replace(norm2=norm2)
 
 
 def refuse_joint_norm(method: str, *optimisers: Transform) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from cutlayer import tree
+from cutlayer.checks import check, check_positive, is_number
 from cutlayer.state import Model, Tensors
 
 
@@ -16,8 +16,8 @@ class Outer(Protocol):
         """The memory before the first round."""
         ...
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model) -> tuple[Tensors, Model]:
-        """The memory and the model after a round."""
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
+        """The memory and the model after a round at this learning rate."""
         ...
 
 
@@ -28,7 +28,7 @@ class Replace:
     def start(self, model: Model) -> Tensors:
         return {}
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model) -> tuple[Tensors, Model]:
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
         return memory, mean
 
 
@@ -38,9 +38,41 @@ class HeavyBall:
 
     beta: float
 
-    def start(self, model: Model) -> Tensors:
-        return tree.map(torch.zeros_like, model.params)  # type: ignore[no-any-return]
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model) -> tuple[Tensors, Model]:
+    def start(self, model: Model) -> Tensors:
+        return _zeros(model)
+
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
         memory = {k: self.beta * m + (old.params[k] - mean.params[k]) for k, m in memory.items()}
         return memory, mean._replace(params={k: old.params[k] - m for k, m in memory.items()})
+
+
+@dataclass(frozen=True)
+class SlowMo:
+    """Momentum in units of the learning rate η: `u ← β u + (w − w̄)/η; w ← w − α η u`; buffers are replaced."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_beta(self.beta)
+
+    def start(self, model: Model) -> Tensors:
+        return _zeros(model)
+
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
+        if not lr:  # a schedule that has fallen to zero: nothing has moved
+            return memory, mean
+        memory = {k: self.beta * u + (old.params[k] - mean.params[k]) / lr for k, u in memory.items()}
+        return memory, mean._replace(params={k: old.params[k] - self.alpha * lr * u for k, u in memory.items()})
+
+
+def _zeros(model: Model) -> Tensors:
+    return {k: torch.zeros_like(v) for k, v in model.params.items()}
+
+
+def check_beta(beta: float) -> None:
+    check(is_number(beta) and 0 <= beta < 1, "beta", beta, "a number from 0 up to below 1")

@@ -1,0 +1,221 @@
+"""The clock: simulated seconds, carried by values. Every row has its own time.
+
+Work advances only the rows it is done on, by its FLOPs over the speed of their device; a transfer by its bits over the
+rate of their link. What combines rows (a mean, a sum, a merged batch, a shared part) is there when the last of them is,
+and so is the end of a round. A device does one thing at a time, in the order of the program; the training server has a
+lane for each client. How long a method's round takes is thus a consequence of what it says, and nothing here knows
+which method it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cutlayer import tree
+from cutlayer.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, Kind
+from cutlayer.meters.base import Direction
+from cutlayer.meters.ledger import Ledger
+from cutlayer.plan.devices import PASSES, Devices
+from cutlayer.values import Block, PerClient, aligned
+
+How = Literal["call", "vjp", "grad"]
+Fn = Callable[..., Any]
+Ids = tuple[int, ...]
+Ready = Mapping[int, float]
+
+BACKWARD = PASSES - 1  # a backward pass counts as two forward passes, as in the papers
+FREE = (LABELS, SETTINGS, SETUP, STATISTICS)  # so small that the papers leave them out
+
+
+class Timer(Protocol):
+    """Tells when values will be there. Times are given by client; a client that is not named is there already."""
+
+    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
+        """The clients have run fn on these values."""
+
+    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
+        """The clients have run these pullbacks."""
+
+    def served(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
+        """The training server has run fn on rows, side by side."""
+
+    def served_pull(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
+        """The training server has run the pullbacks of rows."""
+
+    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
+        """A server has run fn, or a pullback, on single values that are there at these times."""
+
+    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        """A value of each client has gone up or down."""
+
+    def last(self, rows: PerClient) -> float:
+        """All rows are there."""
+
+    def wait(self, ids: Ids) -> None:
+        """These clients wait for each other."""
+
+
+class NoClock:
+    """Time stands still: what a run without devices has."""
+
+    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
+        return {}
+
+    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
+        return {}
+
+    served = worked
+    served_pull = pulled
+
+    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
+        return 0.0
+
+    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        return {}
+
+    def last(self, rows: PerClient) -> float:
+        return 0.0
+
+    def wait(self, ids: Ids) -> None:
+        pass
+
+
+class Clock:
+    """Simulated time on these devices."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.now = 0.0  # seconds at the end of the last round
+        self.client_flops = 0.0  # done by all clients so far
+        self._free = FREE if devices.model_sync else (*FREE, MODEL)
+        self._latest = 0.0
+        self._busy: dict[int, float] = {}  # until when each device computes
+        self._known: dict[Any, float] = {}  # FLOPs of a function on values of these shapes
+        self._owed: WeakKeyDictionary[Fn, float] = WeakKeyDictionary()  # FLOPs of a row's pullback
+        self._sizes = Ledger()
+
+    def begin(self) -> None:
+        """A round begins for everyone."""
+        self._latest, self._busy = self.now, {}
+
+    def end(self) -> None:
+        """The round is over when the last value is there."""
+        self.now = self._latest
+
+    def content(self) -> dict[str, float]:
+        """For a checkpoint."""
+        return {"now": self.now, "client_flops": self.client_flops}
+
+    def restore(self, content: Mapping[str, float]) -> None:
+        """Go on from this time."""
+        self.now, self.client_flops = content["now"], content["client_flops"]
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
+        return self._at_clients(values, self._flops_of(how, fn, values, ids, made))
+
+    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
+        return self._at_clients((pullbacks, gradient), self._owed_by(pullbacks, ids))
+
+    def _at_clients(self, values: Sequence[PerClient], flops: Mapping[int, float]) -> Ready:
+        ready = {}
+        for j, work in flops.items():
+            start = max(self._busy.get(j, self.now), self._all_there(values, j))
+            self._busy[j] = ready[j] = start + work / self.devices.clients[j].flops
+            self.client_flops += work
+        return self._noted(ready)
+
+    def served(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
+        return self._at_server(values, self._flops_of(how, fn, values, ids, made))
+
+    def served_pull(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
+        return self._at_server((pullbacks, gradient), self._owed_by(pullbacks, ids))
+
+    def _at_server(self, values: Sequence[PerClient], flops: Mapping[int, float]) -> Ready:
+        return self._noted({j: self._all_there(values, j) + w / self.devices.server for j, w in flops.items()})
+
+    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
+        if fn in self._owed:
+            flops = self._owed[fn]
+        else:
+            forward = self._forward(fn, [Block((), v, stacked=False) for v in values])
+            flops = (PASSES if how == "grad" else 1) * forward
+            if pull is not None:
+                self._owed[pull] = BACKWARD * forward
+        end = max(self.now, *ready) + flops / self.devices.server
+        self._latest = max(self._latest, end)
+        return end
+
+    # -- transfers and waiting ------------------------------------------------------------------------------------
+
+    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        ready = {}
+        for block in value.blocks:
+            size = self._sizes.size(block.tree, rows=len(block.ids) if block.stacked else 1)
+            for j in block.ids:
+                rate = self.devices.clients[j].up if direction == "up" else self.devices.clients[j].down
+                seconds = 0.0 if kind in self._free else 8 * size / rate
+                ready[j] = self._all_there((value,), j) + seconds
+        return self._noted(ready)
+
+    def last(self, rows: PerClient) -> float:
+        return max((self._all_there((rows,), j) for j in rows.ids), default=self.now)
+
+    def wait(self, ids: Ids) -> None:
+        together = max((self._busy.get(j, self.now) for j in ids), default=self.now)
+        self._busy.update(dict.fromkeys(ids, together))
+
+    def _all_there(self, values: Sequence[PerClient], j: int) -> float:
+        return max(self.now, *(v.ready.get(j, 0.0) for v in values))
+
+    def _noted(self, ready: dict[int, float]) -> Ready:
+        self._latest = max(self._latest, *ready.values()) if ready else self._latest
+        return ready
+
+    # -- FLOPs ----------------------------------------------------------------------------------------------------
+
+    def _flops_of(
+        self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]
+    ) -> dict[int, float]:
+        """FLOPs of each client; what their pullbacks will take is remembered."""
+        forward: dict[int, float] = {}
+        for group, blocks in aligned(values, ids):
+            forward |= dict.fromkeys(group, self._forward(fn, blocks))
+        if how == "vjp":
+            for block in made:
+                self._owed[block.tree[1].pull] = BACKWARD * forward[block.ids[0]]
+        return {j: (PASSES if how == "grad" else 1) * forward[j] for j in ids}
+
+    def _owed_by(self, pullbacks: PerClient, ids: Ids) -> dict[int, float]:
+        owed = {j: self._owed[b.tree.pull] for b in pullbacks.blocks for j in b.ids}
+        return {j: owed[j] for j in ids}
+
+    def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
+        """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
+        shapes = tuple(a.shape[b.stacked :] for b in blocks for a in tree.tensors(b.tree))
+        plain = getattr(fn, "func", fn)  # of a partial, or of a bound method whose object lives for one step only
+        known = (getattr(plain, "__func__", plain), shapes)
+        if known not in self._known:
+            self._known[known] = _counted(fn, blocks)
+        return self._known[known]
+
+
+def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
+    """On shapes alone, or on the values of the first client where fn looks at them."""
+    values = [b.row(b.ids[0]) if b.stacked else b.tree for b in blocks]
+    for arguments in (tree.map(_bare, tuple(values)), values):
+        try:
+            with FlopCounterMode(display=False) as counter:
+                fn(*arguments)
+            return float(counter.get_total_flops())
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue
+    return 0.0
+
+
+def _bare(a: torch.Tensor) -> torch.Tensor:
+    return torch.empty(a.shape, dtype=a.dtype, device="meta")
