@@ -24,10 +24,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The recorded tables are in bench/README.md; about seven minutes on two cores.
+# The recorded tables, and how long a script takes, are in bench/README.md.
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/speed.py
 	$(BIN)/python bench/memory.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
 
 # The pinned versions first, then the package itself without looking for others.
 $(READY): requirements.txt pyproject.toml

@@ -26,8 +26,9 @@ def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
 
 REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
-    "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, cpu_threads, cut, "
-    "data, device, devices, engine, eval_every, fresh, head, method, model, name, optimiser, partition, per_client, per_round, rounds, "
+    "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
+    "cpu_threads, cut, data, device, devices, engine, eval_every, fresh, head, method, model, name, optimiser, partition, "
+    "per_client, per_round, rounds, "
     "seed, server_optimiser, subset, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
@@ -135,8 +136,8 @@ def test_the_written_form_is_this() -> None:
         batching=Batching(size=8),
     )
     assert config.dumps(run) == (
-        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\nrounds = 20\nseed = 0\n'
-        'engine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
+        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\nrounds = 20\n'
+        'seed = 0\nengine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
         "[batching]\nsize = 8\nepochs = 1\ndrop_last = true\n"

@@ -13,7 +13,8 @@ from cutlayer import methods, optim, tree
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
 from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SYNC, Kind
-from cutlayer.methods import FedAvg, MergeSFL, Relay, SplitFed, SplitFedV2
+from cutlayer.methods import FedAvg, MergeSFL, RandomCut, Relay, SplitFed, SplitFedV2
+from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Clients
 from cutlayer.program import Program, at_client
@@ -43,7 +44,7 @@ def test_every_kind_has_its_home() -> None:
     }
 
 
-@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL))
+@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL, RandomCut))
 def test_methods_are_final(method: type) -> None:
     with pytest.raises(LawError) as caught:
         type("Mine", (method,), {})
@@ -147,6 +148,10 @@ FOREIGN: dict[str, tuple[Callable[[Scene], Any], str]] = {
         lambda s: STRANGER.forward,
         "SplitClient.forward is not declared by Probe, so its clients refuse to run it",
     ),
+    "another method's way to carry momenta": (
+        lambda s: AverageMoments().moments,
+        "AverageMoments.moments is not declared by Probe, so its clients refuse to run it",
+    ),
 }
 
 
@@ -216,8 +221,11 @@ def test_only_what_is_at_the_clients_is_an_argument(what: str, engine: str) -> N
 
 def test_functions_have_addresses_by_their_place_in_the_method() -> None:
     model = Split(resnet(), 1)
-    v1 = methods.build("sfl_v1", model, OPT, OPT)
-    assert set(Program(v1).functions) == {
+
+    def addresses(name: str, **options: Any) -> set[str]:
+        return set(Program(methods.build(name, model, OPT, OPT, **options)).functions)
+
+    split = {
         f"client.{name}"
         for name in (
             "begin",
@@ -229,7 +237,10 @@ def test_functions_have_addresses_by_their_place_in_the_method() -> None:
             "with_norm",
         )
     }
-    assert set(Program(methods.build("fedavg", model, OPT, OPT)).functions) == {"begin", "loss", "update", "report"}
+    assert addresses("sfl_v1") == addresses("smofi") == split
+    assert addresses("smofi", random_cut=(2, 3)) == {f"methods.{k}.{name}" for k in (0, 1) for name in split}
+    assert addresses("fedavg") == {"begin", "loss", "update", "report"}
+    assert addresses("fednag") == addresses("fedavg") | {"carry.remember", "carry.moments"}
 
 
 # -- What may leave a client -------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ SETTINGS = 8  # the round's number
 STATISTICS = 3 * 8  # loss, batches and stops of a client that keeps its own count
 LOSS = 4  # of a batch, from a client that keeps its labels
 BATCHES = {0: [4] * 3, 1: [4] * 5, 2: [4] * 2, 3: [4] * 5, 4: [3]}  # of SIZES
-SPLIT_METHODS = ("sl", "sfl_v1", "sfl_v2", "mergesfl")
+SPLIT_METHODS = ("sl", "sfl_v1", "sfl_v2", "mergesfl", "smofi")
+WHOLE_MODEL = ("fedavg", "fedprox", "fednar", "fedavgm", "slowmo")  # and fednag, which sends its moments too
 OPT = optim.sgd(0.1, momentum=0.9)
 JOINT = optim.sgd(0.1, clip=0.5, clip_scope="joint")
 
@@ -70,8 +71,9 @@ def test_a_split_method_costs_its_batches_at_the_cut_and_its_layers_twice(
     assert ledger.trips == {j: ROUNDS * (trips * len(batches) + 1) for j, batches in BATCHES.items()}
 
 
-def test_fedavg_costs_the_whole_model_twice_in_one_round_trip() -> None:
-    ledger = ran("fedavg", 1).ledger
+@pytest.mark.parametrize("name", WHOLE_MODEL)
+def test_fedavg_costs_the_whole_model_twice_in_one_round_trip(name: str) -> None:
+    ledger = ran(name, 1).ledger
     model = 4 * sum(parameters(1))
     a_round = {"down_model": model, "down_settings": SETTINGS, "up_model": model, "up_statistics": STATISTICS}
     for j in range(len(SIZES)):
@@ -80,7 +82,7 @@ def test_fedavg_costs_the_whole_model_twice_in_one_round_trip() -> None:
 
 
 @pytest.mark.parametrize("head", (None, 4))
-@pytest.mark.parametrize("name", ("sl", "sfl_v1"))
+@pytest.mark.parametrize("name", ("sl", "sfl_v1", "smofi"))
 def test_the_joint_norm_costs_a_round_trip_and_16_bytes_a_step(name: str, head: int | None) -> None:
     joint, apart = ran(name, 1, head, JOINT).ledger, ran(name, 1, head).ledger
     for j, batches in BATCHES.items():
@@ -95,7 +97,7 @@ def test_running_statistics_are_counted_where_asked(name: str) -> None:
     full = Ledger(count_buffers=True)
     plain = ran(name, 1, meters=(full,)).ledger
     lower, upper = Split(resnet(dtype=torch.float32), 1).initial()
-    buffers = tree.num_bytes(lower.buffers) + (tree.num_bytes(upper.buffers) if name == "fedavg" else 0)
+    buffers = tree.num_bytes(lower.buffers) + (0 if name in SPLIT_METHODS else tree.num_bytes(upper.buffers))
     a_model_each_way = ROUNDS * len(SIZES) * buffers
     assert buffers > 0
     assert full.totals - plain.totals == {"up_model": a_model_each_way, "down_model": a_model_each_way}

@@ -1,13 +1,14 @@
 """Optimisers against torch.optim, their guard against bad gradients, and their schedules."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cutlayer import optim, tree
+from cutlayer import optim, rules, tree
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.optim import adam, adamw, sgd
 from cutlayer.schedules import constant, cosine, exponential, steps, warmup
@@ -32,7 +33,7 @@ PAIRS = {
 
 
 def with_clip(optimiser: optim.Optimiser, max_norm: float) -> optim.Optimiser:
-    return optim.Optimiser(lr=optimiser.lr, before=(optim.Clip(max_norm), *optimiser.before), rule=optimiser.rule)
+    return optim.Optimiser(lr=optimiser.lr, before=(rules.Clip(max_norm), *optimiser.before), rule=optimiser.rule)
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -102,11 +103,80 @@ def test_fifty_steps_equal_torch_optim(name: str, max_norm: float | None) -> Non
 
 
 def test_clip_option_is_the_clip_rule() -> None:
-    assert sgd(0.1, clip=0.3, weight_decay=0.2).before == (optim.Clip(0.3), optim.WeightDecay(0.2))
-    assert adamw(0.1, clip=0.3, clip_scope="joint").before == (optim.Clip(0.3, "joint"),)
+    assert sgd(0.1, clip=0.3, weight_decay=0.2).before == (rules.Clip(0.3), rules.WeightDecay(0.2))
+    assert adamw(0.1, clip=0.3, clip_scope="joint").before == (rules.Clip(0.3, "joint"),)
     assert adam(0.1).before == ()
     assert not sgd(0.1, clip=0.3).joint_norm
     assert adam(0.1, clip=0.3, clip_scope="joint").joint_norm
+
+
+def test_the_objectives_own_terms_come_first_and_decay_is_clipped_only_where_asked() -> None:
+    clip, decay, penalty = rules.Clip(0.3), rules.WeightDecay(0.2), rules.Proximal(0.1)
+    options = {"clip": 0.3, "weight_decay": 0.2, "proximal": 0.1}
+    for make in (sgd, adam):
+        assert make(0.1, **options).before == (penalty, clip, decay)
+        assert make(0.1, clip_decay=True, **options).before == (penalty, decay, clip)
+    assert adamw(0.1, **options).before == (penalty, clip)
+    assert sgd(0.1, proximal=0.0).before == ()
+    assert optim.proximal(sgd(0.1, clip=0.3), 0.1).before == (penalty, clip)
+    assert optim.proximal(sgd(0.1), 0.0) == sgd(0.1)
+    assert optim.co_clipped(sgd(0.1, weight_decay=0.2), 0.3).before == (decay, rules.Clip(0.3, "joint"))
+
+
+def test_clipped_decay_by_hand() -> None:
+    """u = g + λ w = (0.5 + 1, 1 − 2, −2 + 3) with λ = 1, ‖u‖² = 4.25; decay after clipping moves by g/‖g‖ + w."""
+    clipped, norm = sgd(1.0, weight_decay=1.0, clip=1.0, clip_decay=True), 4.25**0.5 + 1e-6
+    after = clipped.step(simple_part(clipped), simple_grads())
+    assert after.params["a"].tolist() == pytest.approx([1 - 1.5 / norm, -2 + 1 / norm], abs=1e-15)
+    assert after.params["b"].item() == pytest.approx(3 - 1 / norm, abs=1e-15)
+    apart, norm = sgd(1.0, weight_decay=1.0, clip=1.0), 5.25**0.5 + 1e-6
+    assert apart.step(simple_part(apart), simple_grads()).params["b"].item() == pytest.approx(2 / norm, abs=1e-15)
+
+
+def test_the_joint_norm_of_clipped_decay_is_that_of_the_decayed_gradients() -> None:
+    joint = sgd(1.0, weight_decay=1.0, clip=1.0, clip_scope="joint", clip_decay=True, proximal=0.5)
+    part = simple_part(joint)
+    assert joint.norm2(part, simple_grads()).item() == pytest.approx(4.25, abs=1e-14)
+    apart = sgd(1.0, weight_decay=1.0, clip=1.0, clip_scope="joint")
+    assert apart.norm2(part, simple_grads()).item() == pytest.approx(5.25, abs=1e-14)
+    whole = sgd(1.0, weight_decay=1.0, clip=1.0, clip_decay=True).step(part, simple_grads())
+    after = joint.step(part, simple_grads()._replace(norm2=joint.norm2(part, simple_grads())))
+    torch.testing.assert_close(after.params, whole.params, rtol=0, atol=1e-14)
+
+
+def test_the_penalty_draws_to_where_the_round_began() -> None:
+    """b: 3 − 0.1 · (−2) = 3.2, then g = −2 + 5 · 0.2 = −1: 3.3."""
+    optimiser = sgd(0.1, proximal=5.0)
+    once = optimiser.step(simple_part(optimiser), simple_grads())
+    assert once.params["b"].item() == pytest.approx(3.2, abs=1e-15)
+    twice = optimiser.step(once, simple_grads())
+    assert twice.params["b"].item() == pytest.approx(3.3, abs=1e-15)
+    restarted = optimiser.step(optimiser.restart(once, once.model), simple_grads())
+    assert restarted.params["b"].item() == twice.params["b"].item()  # within a round the anchor stays
+    resumed = optimiser.step(optimiser.resume(once, 1), simple_grads())
+    assert resumed.params["b"].item() == pytest.approx(3.4, abs=1e-15)  # a new round has a new one
+    assert simple_part(sgd(0.1)).start == {}
+
+
+@pytest.mark.parametrize("make", [sgd, adam, adamw])
+def test_a_penalty_against_torch_optim(make: Callable[..., optim.Optimiser]) -> None:
+    theirs = {sgd: torch.optim.SGD, adam: torch.optim.Adam, adamw: torch.optim.AdamW}[make]
+    reference = network()
+    start = {name: value.detach().clone() for name, value in reference.named_parameters()}
+    ours, torch_optimiser = (
+        make(0.05, proximal=0.3, weight_decay=0.1),
+        theirs(reference.parameters(), 0.05, weight_decay=0.1),
+    )
+    part = ours.begin(model_of(reference), 0)
+    for step in range(20):
+        part = ours.step(part, gradients(reference, part.params, step))
+        x, y = batch(step)
+        torch_optimiser.zero_grad()
+        gaps = [(value - start[name]).square().sum() for name, value in reference.named_parameters()]
+        (cross_entropy(reference(x), y) + 0.15 * torch.stack(gaps).sum()).backward()
+        torch_optimiser.step()
+    for key, value in reference.named_parameters():
+        torch.testing.assert_close(part.params[key], value.detach(), rtol=0, atol=1e-12)
 
 
 def test_moments_by_rule() -> None:
@@ -204,7 +274,7 @@ def test_joint_clip_of_two_parts_is_the_clip_of_the_whole() -> None:
     whole_part, whole_grads = simple_part(sgd(0.1)), simple_grads()
     whole = sgd(0.1, clip=0.7).step(whole_part, whole_grads)
     joint = sgd(0.1, clip=0.7, clip_scope="joint")
-    norm2 = sum(optim.squared_norm({k: g}) for k, g in whole_grads.params.items())
+    norm2 = sum(rules.squared_norm({k: g}) for k, g in whole_grads.params.items())
     assert norm2.item() == pytest.approx(0.25 + 1 + 4, abs=1e-14)
     for key in ("a", "b"):
         part = joint.begin(Model({key: whole_part.params[key]}, {}, {}), 0)
@@ -300,6 +370,12 @@ def test_build_by_name() -> None:
         (lambda: sgd(0.1, weight_decay=-1), "weight_decay is -1, but it must be a number from 0 up."),
         (lambda: adamw(0.1, weight_decay=-1), "weight_decay is -1, but it must be a number from 0 up."),
         (lambda: adam(0.1, betas=(0.9, 1.0)), "betas is (0.9, 1.0), but it must be two numbers from 0 up to below 1."),
+        (lambda: sgd(0.1, proximal=-1), "proximal is -1, but it must be a number of at least 0."),
+        (lambda: adamw(0.1, proximal=math.nan), "proximal is nan, but it must be a number of at least 0."),
+        (
+            lambda: sgd(0.1, weight_decay=0.1, clip_decay=True),
+            "clip_decay=True clips the weight decay with the gradient, but clip is not set; give both.",
+        ),
         (lambda: adam(0.1, eps=0), "eps is 0, but it must be a number above 0."),
         (lambda: exponential(0.1, decay=0), "decay is 0, but it must be a number above 0."),
         (lambda: cosine(0.1, rounds=0), "rounds is 0, but it must be a number above 0."),

@@ -36,7 +36,9 @@ def blobs(num: int = 48) -> tuple[np.ndarray, np.ndarray]:
 
 
 def method_of(name: str, model: nn.Module, cut: int | str = 2, lr: float = 0.1, **options: Any) -> Method:
-    return METHODS[name](model=Split(model, cut, **options), client_opt=sgd(lr, momentum=0.5), server_opt=sgd(lr, momentum=0.5))
+    return METHODS[name](
+        model=Split(model, cut, **options), client_opt=sgd(lr, momentum=0.5), server_opt=sgd(lr, momentum=0.5)
+    )
 
 
 def sfl(model: nn.Module, *args: Any, **options: Any) -> Method:

@@ -30,6 +30,7 @@ from cutlayer.program import Program
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import State
+from cutlayer.values import settled
 
 log = logging.getLogger("cutlayer")
 ENGINES = ("auto", "loop", "vmap")
@@ -90,7 +91,7 @@ class Simulation:
         self.clock.begin()
         state = self._run(self.engine, self.batching, self.meters, self.clock, state, ids)
         self.clock.end()
-        return state
+        return State(*settled(tuple(state)))
 
     @torch.no_grad()
     def _run(
@@ -161,6 +162,10 @@ class Simulation:
         sizes = rule(self.ids[-self.per_round :], self.batching.size) if callable(rule) else {}
         num = min(2, self.batching.size, *sizes.values())
         few = self.data.take(self.partition.clients[self.ids[0]][:num])
+        if self.augment is not None:
+            if not isinstance(few.x, torch.Tensor) or few.x.dim() != 4:
+                raise ConfigError("augment changes images, but the inputs of these data are none; leave it out")
+            self.augment(few.x[None], [0])
         self.method.model.rehearse(few.x, few.y, self.data.num_classes)
 
     def _warn_of_raw_input(self) -> None:

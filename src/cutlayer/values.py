@@ -176,6 +176,15 @@ def aligned(values: Sequence[PerClient], ids: tuple[int, ...]) -> list[tuple[tup
     ]
 
 
+def settled(value: Any) -> Any:
+    """The same values, there from the beginning: what a round leaves is there when the next one starts."""
+    if isinstance(value, Held):
+        return value._replace(ready=0.0)
+    if isinstance(value, dict):
+        return {k: settled(v) for k, v in value.items()}
+    return tree.rebuild(value, [settled(v) for v in value]) if isinstance(value, tuple) else value
+
+
 def unzipped(value: PerClient) -> Any:
     """A tuple of values where the function gave a plain tuple, else the value itself."""
     first = value.blocks[0].tree if value.blocks else None

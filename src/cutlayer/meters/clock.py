@@ -2,12 +2,13 @@
 
 Work advances only the rows it is done on, by its FLOPs over the speed of their device; a transfer by its bits over the
 rate of their link. What combines rows (a mean, a sum, a merged batch, a shared part) is there when the last of them is,
-and so is the end of a round. A device does one thing at a time, in the order of the program; the training server has a
-lane for each client. How long a method's round takes is thus a consequence of what it says, and nothing here knows
-which method it is.
+and so is the end of a round. A device does one thing at a time, in the order of the program, and so does each direction
+of its link; the training server has a lane for each client. How long a method's round takes is thus a consequence of
+what it says, and nothing here knows which method it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -93,13 +94,14 @@ class Clock:
         self._free = FREE if devices.model_sync else (*FREE, MODEL)
         self._latest = 0.0
         self._busy: dict[int, float] = {}  # until when each device computes
+        self._links: dict[tuple[int, Direction], float] = {}  # until when each link transfers
         self._known: dict[Any, float] = {}  # FLOPs of a function on values of these shapes
         self._owed: WeakKeyDictionary[Fn, float] = WeakKeyDictionary()  # FLOPs of a row's pullback
         self._sizes = Ledger()
 
     def begin(self) -> None:
         """A round begins for everyone."""
-        self._latest, self._busy = self.now, {}
+        self._latest, self._busy, self._links = self.now, {}, {}
 
     def end(self) -> None:
         """The round is over when the last value is there."""
@@ -146,7 +148,7 @@ class Clock:
             flops = (PASSES if how == "grad" else 1) * forward
             if pull is not None:
                 self._owed[pull] = BACKWARD * forward
-        end = max(self.now, *ready) + flops / self.devices.server
+        end = max((self.now, *ready)) + flops / self.devices.server
         self._latest = max(self._latest, end)
         return end
 
@@ -158,8 +160,10 @@ class Clock:
             size = self._sizes.size(block.tree, rows=len(block.ids) if block.stacked else 1)
             for j in block.ids:
                 rate = self.devices.clients[j].up if direction == "up" else self.devices.clients[j].down
-                seconds = 0.0 if kind in self._free else 8 * size / rate
-                ready[j] = self._all_there((value,), j) + seconds
+                ready[j] = self._all_there((value,), j)
+                if kind not in self._free:
+                    ready[j] = max(ready[j], self._links.get((j, direction), self.now)) + 8 * size / rate
+                    self._links[j, direction] = ready[j]
         return self._noted(ready)
 
     def last(self, rows: PerClient) -> float:
@@ -170,7 +174,7 @@ class Clock:
         self._busy.update(dict.fromkeys(ids, together))
 
     def _all_there(self, values: Sequence[PerClient], j: int) -> float:
-        return max(self.now, *(v.ready.get(j, 0.0) for v in values))
+        return max((self.now, *(v.ready.get(j, 0.0) for v in values)))
 
     def _noted(self, ready: dict[int, float]) -> Ready:
         self._latest = max(self._latest, *ready.values()) if ready else self._latest
@@ -198,7 +202,8 @@ class Clock:
         """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
         shapes = tuple(a.shape[b.stacked :] for b in blocks for a in tree.tensors(b.tree))
         plain = getattr(fn, "func", fn)  # of a partial, or of a bound method whose object lives for one step only
-        known = (getattr(plain, "__func__", plain), shapes)
+        inside = (fn.args, tuple(fn.keywords.items())) if isinstance(fn, partial) else ()
+        known = (getattr(plain, "__func__", plain), inside, shapes)
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
         return self._known[known]
@@ -212,7 +217,7 @@ def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
             with FlopCounterMode(display=False) as counter:
                 fn(*arguments)
             return float(counter.get_total_flops())
-        except (RuntimeError, NotImplementedError, ValueError):
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
             continue
     return 0.0
 

@@ -2,7 +2,7 @@
 
 FedProx (Li et al. 2020), FedNAR (Li et al. 2023), FedAvgM (Hsu et al. 2019), SlowMo (Wang et al. 2020) and FedNAG
 (Yang et al. 2022). The pieces compose with each other and with SMoFi: the first two are also options of the optimisers
-(`proximal`; `clip` with `clip_decay`). docs/methods/momentum.md
+(`proximal`; `clip` with `clip_decay`). docs/methods/fedprox.md, fednar.md, fedavgm.md, slowmo.md, fednag.md
 """
 
 from typing import Literal

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 from cutlayer import keys
 from cutlayer.errors import ConfigError
@@ -30,9 +31,10 @@ class RandomCut:
     def over(cls, cuts: tuple[int, int], model: Split, at: Callable[[Split], SplitFed]) -> "RandomCut":
         """The method that `at` makes of the model, at each cut of an inclusive range of numbers of units."""
         last = model.num_units if model.head is None else model.head
-        if len(cuts) != 2 or not 0 <= cuts[0] <= cuts[1] <= last:
+        if not _is_range(cuts, last):
+            given = list(cuts) if isinstance(cuts, tuple) else cuts
             raise ConfigError(
-                f"random_cut is {list(cuts)}; it must be the lowest and the highest number of units at the client, "
+                f"random_cut is {given!r}; it must be the lowest and the highest number of units at the client, "
                 f"from 0 to {last}"
             )
         return cls(methods=tuple(at(model.with_cut(k, model.head)) for k in range(cuts[0], cuts[1] + 1)))
@@ -52,6 +54,11 @@ class RandomCut:
         return after._replace(memory={**after.memory, "cut": drawn})
 
 
+def _is_range(cuts: Any, last: int) -> bool:
+    numbers = isinstance(cuts, tuple) and len(cuts) == 2 and all(type(k) is int for k in cuts)
+    return numbers and 0 <= cuts[0] <= cuts[1] <= last
+
+
 def _recut(state: State, old: Split, new: Split, server: Server, fed: Fed) -> State:
     """The state with every value at the side of the new cut that holds it."""
     (fed_has, server_has), (fed_needs, server_needs) = _sides(old), _sides(new)
@@ -65,7 +72,9 @@ def _recut(state: State, old: Split, new: Split, server: Server, fed: Fed) -> St
     return state._replace(client=lower, server=upper, memory=memory)
 
 
+@cache
 def _sides(split: Split) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the values on both sides of the cut."""
     lower, upper = ({k for values in model for k in values} for model in split.initial())
     return frozenset(lower), frozenset(upper)
 

@@ -1,5 +1,7 @@
 """SMoFi (arXiv 2511.09828): step-wise momentum fusion at the server of SFL-V1. docs/methods/smofi.md"""
 
+import logging
+
 from cutlayer.methods.random_cut import RandomCut
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.optim import Transform
@@ -7,6 +9,8 @@ from cutlayer.pieces.fuse import Fuse, FuseMomenta, Keep
 from cutlayer.pieces.outer import HeavyBall
 from cutlayer.pieces.weights import Agg
 from cutlayer.split import Split
+
+log = logging.getLogger("cutlayer")
 
 
 def smofi(
@@ -22,6 +26,8 @@ def smofi(
     agg: Agg = "samples",
 ) -> SplitFed | RandomCut:
     """SMoFi: the server-side momenta are fused after every step, and rounds have a global momentum beta."""
+    if align and not server_opt.moments:
+        log.warning("smofi: the server's optimiser keeps no momentum, so there is nothing to fuse; set momentum = 0.9")
     fuse: Fuse = FuseMomenta(alpha=alpha, offset=staleness_offset) if align else Keep()
 
     def at(split: Split) -> SplitFed:

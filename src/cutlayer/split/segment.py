@@ -49,6 +49,7 @@ class Body:
         named = [*structure.named_parameters(), *structure.named_buffers()]
         self.names = {id(tensor): name for name, tensor in named}  # a tied tensor goes by its first name
         self.lock = Lock()
+        self.draws = False  # random numbers that only a rehearsal has brought to light, in whichever segment
 
     def segment(self, start: int, stop: int) -> "Segment":
         """The units from start up to, not including, stop."""
@@ -59,7 +60,7 @@ class Segment:
     """Consecutive units; a call swaps values in, runs the units in order and puts everything back."""
 
     def __init__(self, body: Body, units: tuple[Unit, ...]) -> None:
-        self._lock = body.lock
+        self.body = body
         self._steps = tuple(step for unit in units for step in _steps(unit.module))
         slots = _slots(units, body.names)
         self._params = tuple(s for s in slots if isinstance(s.empty, nn.Parameter) and s.empty.requires_grad)
@@ -67,8 +68,12 @@ class Segment:
         self._buffers = tuple(s for s in slots if not isinstance(s.empty, nn.Parameter))
         self._slots = slots
         self.params, self.frozen, self.buffers = map(_names, (self._params, self._frozen, self._buffers))
-        self.draws = any(draws(unit.module) for unit in units)
+        self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
+
+    @property
+    def draws(self) -> bool:
+        return self._draws or self.body.draws
 
     def __call__(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
         """What leaves the units, and their new buffers; a segment that draws does so from the seed."""
@@ -86,7 +91,7 @@ class Segment:
             x = tree.map(torch.clone, x)  # the caller's value stays as it is
         params, frozen, buffers = values.params, values.frozen, values.buffers
         fresh = {name: buffers[name].clone() for name in self.buffers}  # normalisation layers update them in place
-        with self._lock:
+        with self.body.lock:
             try:
                 for home, key, name, _ in self._params:
                     home[key] = params[name]

@@ -36,7 +36,6 @@ class Split:
     ) -> None:
         self.model = model
         self.loss = loss
-        self._hidden_draws = False  # random numbers that only a rehearsal brings to light
         self._body = Body(skeleton(model))
         self.units = tuple(unit.name for unit in self._body.units)
         self.num_units = len(self.units)
@@ -54,9 +53,6 @@ class Split:
         self._upper = self._body.segment(self.cut, end)
         self._top = self._body.segment(end, self.num_units)
         _refuse_shared((self._lower, self._upper, self._top), kind)
-        if self._hidden_draws:
-            self._mark_hidden_draws()
-        self.random = self._lower.draws or self._upper.draws or self._top.draws
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
         """The same model, cut elsewhere."""
@@ -66,7 +62,7 @@ class Split:
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.model, self.cut, self.head, self.loss, self._hidden_draws)
+        return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)
 
     def initial(self) -> tuple[Model, Model]:
         """The client's and the server's values, copied from the module as it is now."""
@@ -121,10 +117,14 @@ class Split:
         if drew:
             self._mark_hidden_draws()
 
+    @property
+    def random(self) -> bool:
+        """Whether the model draws random numbers in training."""
+        return self._lower.draws or self._upper.draws or self._top.draws
+
     def _mark_hidden_draws(self) -> None:
-        self.random = self._hidden_draws = True
-        for segment in (self._lower, self._upper, self._top, self._evaluated):
-            segment.draws = True
+        """At every cut: what `with_cut` made shares the bodies."""
+        self._body.draws = self._evaluated.body.draws = True
 
     def export(self, model: Model) -> dict[str, Any]:
         """A state dict that loads strictly into the unsplit module."""
