@@ -9,6 +9,7 @@ import pytest
 from cutlayer.batches import Batching
 from cutlayer.checkpoint import pack
 from cutlayer.config import Choice, Run
+from cutlayer.data import Augment
 from cutlayer.run import Folder, execute
 from cutlayer.training import Record, Training
 
@@ -20,6 +21,8 @@ SMALL = Run(
     model=Choice("cnn", {"width": 2, "norm": "batch"}),
     optimiser=Choice("sgd", {"lr": 0.05, "momentum": 0.9}),
     batching=Batching(size=8, steps=2),
+    augment=Augment(crop=1, flip=True),
+    devices=Choice("pool"),
     rounds=5,
     engine="loop",
 )

@@ -12,29 +12,32 @@ import typer.main
 from test_profile import RESNET18
 
 import cutlayer
-from cutlayer import cli, simulation
-from cutlayer.cli import catalogue
+from cutlayer import cli, recipes, simulation
+from cutlayer.cli import catalogue, choose, launch
 from cutlayer.data.sources import SOURCES
 from cutlayer.folder import Folder
+from cutlayer.recipes.scale import scaled
 from cutlayer.training import Record, Training
 
+RUN_OPTIONS = {
+    "what",
+    "--rounds",
+    "--seed",
+    "--seeds",
+    "--engine",
+    "--data",
+    "--out",
+    "--scale",
+    "--set",
+    "--resume",
+    "--overwrite",
+    "--quiet",
+    "--json",
+}
 FROZEN = {
-    "run": {
-        "what",
-        "--rounds",
-        "--seed",
-        "--seeds",
-        "--engine",
-        "--data",
-        "--out",
-        "--only",
-        "--set",
-        "--resume",
-        "--overwrite",
-        "--quiet",
-        "--json",
-    },
-    "compare": {"paths", "--target", "--figure", "--json"},
+    "run": RUN_OPTIONS | {"--only", "--dry-run"},
+    "compare": {"paths", "--target", "--together", "--figure", "--json"},
+    "cuts": RUN_OPTIONS | {"--method", "--cut", "--alpha"},
     "profile": {"model", "--input", "--classes", "--set", "--optimiser", "--cut", "--json"},
     "list": {"kind", "--json"},
 }
@@ -58,6 +61,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """Run a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUTLAYER_DATA", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # whatever terminal the tests are run from
 
     def call(*words: str) -> Said:
         with pytest.raises(SystemExit) as left:
@@ -116,7 +120,7 @@ def test_a_recipe_leaves_folders_a_table_and_a_picture(say: Any) -> None:
     assert matplotlib.image.imread("runs/digits/curves.png").shape == (580, 1360, 4)
     words = said.out.split()
     assert words[words.index("fedavg") :][:3] == ["fedavg", "1", "2"]  # one seed, two rounds
-    assert "learning curves: runs/digits/curves.png" in said.out
+    assert "figure: runs/digits/curves.png" in said.out
     assert "digits/fedavg: round 1/2, accuracy " in said.err and "digits/sfl_v1: round 2/2, accuracy " in said.err
     # SFL-V1 is FedAvg, whatever the cut
     compared = say("compare", "runs", "--json").json["runs"]
@@ -162,8 +166,11 @@ def test_a_file_changes_a_recipe(say: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model'?"),
-        ('method = "fedavgg"', "unknown method 'fedavgg' in mine.toml, [method]; did you mean 'fedavg'?"),
+        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model' or 'augment'?"),
+        (
+            'method = "fedavgg"',
+            "unknown method 'fedavgg' in mine.toml, [method]; did you mean 'fedavg' or 'fedavgm' or 'fednag'?",
+        ),
         ('[method]\nname = "sfl_v1"\nsyn = "step"', "unknown key 'syn' in mine.toml, [method]; did you mean 'sync'?"),
         ('recipe = "digit"', "unknown recipe 'digit' in mine.toml; did you mean 'digits'?"),
         ("recipe = 1", 'mine.toml: recipe = 1 is no name; write for example recipe = "digits"'),
@@ -208,7 +215,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "cifar10.npz, cifar-10-batches-bin/ or cifar-10-batches-py/.",
         ),
         ("compare --figure a.gif .", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf, .svg"),
-        ("profile resnet", "unknown model 'resnet'; did you mean 'resnet18' or 'resnet_tiny'?"),
+        ("profile resnet", "unknown model 'resnet'; did you mean 'resnet50' or 'resnet34' or 'resnet18'?"),
         ("profile cnn --input 8by8", "--input '8by8' is no shape; write for example --input 3x32x32"),
         ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam'?"),
         ("profile cnn --set widht=3", "unknown key 'widht' in --set, [model]; did you mean 'width'?"),
@@ -222,6 +229,23 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "profile cnn --set width=-3",
             "the model 'cnn' cannot be built with num_classes = 10, in_channels = 1, image_size = 8, width = -3: "
             "Trying to create tensor with negative dimension -3: [-3, 1, 3, 3]",
+        ),
+        ("run digits --scale 2", "the scale is 2; it must be above 0 and at most 1"),
+        (
+            "run smofi_table2 --only cifar10 --only fedavgm",
+            "unknown run 'fedavgm' in smofi_table2 (--only); did you mean 'fedavg'?",
+        ),
+        ("cuts digit", "unknown recipe 'digit'; did you mean 'digits'?"),
+        ("cuts --method slf_v1", "unknown method 'slf_v1' in --method; did you mean 'sfl_v1' or 'sfl_v2' or 'sl'?"),
+        (
+            "cuts --method sfl_v1 --method fednag",
+            "fednag trains the whole model at the client, so it has no cut to study; "
+            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi",
+        ),
+        (
+            "cuts --method sfl_v1 --set method=fedprox",
+            "fedprox trains the whole model at the client, so it has no cut to study; "
+            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi",
         ),
         ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
     ],
@@ -276,7 +300,7 @@ def test_a_figure_that_cannot_be_written_costs_no_numbers(say: Any, as_json: boo
         if as_json:
             assert said.json["runs"][0]["name"] == "digits/sl"
         else:
-            assert "sl" in said.out.split() and "learning curves" not in said.out
+            assert "sl" in said.out.split() and "figure: " not in said.out
     assert Folder(Path("runs/digits/sl/seed-0")).model.exists()
 
 
@@ -334,6 +358,21 @@ def test_profile_as_a_table(say: Any) -> None:
     assert "client stem, layer1.0, layer1.1 149,824 585.2 KiB 149,824 27.5 %" in lines
 
 
+def test_profile_names_many_units_as_a_range(say: Any) -> None:
+    lines = [" ".join(line.split()) for line in say("profile", "densenet121", "--cut", "transition1").out.splitlines()]
+    assert "client stem … transition1 (8 units) 370,176 1.4 MiB 370,176 42.2 %" in lines
+    assert any(line.startswith("server denseblock2.denselayer1 … head (55 units) 6,586,250 ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [("resnet_tiny", [1, 32, 32]), ("vgg16", [3, 32, 32]), ("vgg16 --set in_channels=2", [2, 32, 32])],
+)
+def test_profile_takes_the_models_own_channels(say: Any, words: str, shape: list[int]) -> None:
+    costs = say("profile", *words.split(), "--json").json
+    assert (costs["input"], costs["options"]["in_channels"]) == (shape, shape[0])
+
+
 def test_profile_fits_the_input(say: Any) -> None:
     costs = say("profile", "cnn", "--input", "3x16x16", "--classes", "7", "--set", "width=4", "--json").json
     assert costs["options"] == {"num_classes": 7, "in_channels": 3, "image_size": 16, "width": 4}
@@ -341,13 +380,22 @@ def test_profile_fits_the_input(say: Any) -> None:
     assert [u["activation"] for u in costs["units"]] == [256, 128, 16, 7]
 
 
+def test_profile_of_a_model_that_reads_characters(say: Any) -> None:
+    costs = say("profile", "char_transformer", "--json").json
+    assert (costs["input"], costs["options"]) == ([80], {"num_classes": 80, "context": 80})
+    # an embedding looks up, it computes nothing; it gives 128 numbers for each of the 80 places
+    assert [costs["units"][0][key] for key in ("unit", "forward_flops", "activation")] == ["embedding", 0, 80 * 128]
+    assert costs["units"][0]["params"] == 80 * 128 + 80 * 128
+
+
 def test_list_names_everything(say: Any) -> None:
     found = say("list", "--json").json
-    assert list(found) == ["recipes", "methods", "models", "data", "engines", "partitions", "optimisers"]
+    assert list(found) == ["recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "devices"]
     assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
     assert all(e["about"] for entries in found.values() for e in entries)
     sgd = next(e for e in found["optimisers"] if e["name"] == "sgd")
     assert (sgd["needs"], sgd["options"]["momentum"]) == (["lr"], 0.0)
+    assert {e["source"] for e in found["recipes"]} >= {"", "SMoFi, Table 1"}
     assert set(catalogue.DATA) == set(SOURCES) and set(catalogue.ENGINES) == set(simulation.ENGINES)
 
 
@@ -362,3 +410,177 @@ def test_a_run_is_named_after_the_method_that_it_trains(say: Any, tmp_path: Path
     assert say(*given).code == 0
     assert (tmp_path / "digits" / "sl" / "seed-0" / "metrics.jsonl").exists()
     assert not (tmp_path / "digits" / "sfl_v1").exists()
+
+
+# -- which runs, how large, and what they would be ---------------------------------------------------------------------
+
+
+def names(*words: str) -> set[str]:
+    """The runs of Table 2 that these words leave, without the experiment's name."""
+    runs = choose.chosen(recipes.runs("smofi_table2"), words, "smofi_table2")
+    return {run.name.partition("/")[2] for run in runs}
+
+
+def test_words_at_the_same_place_are_alternatives_and_others_must_both_fit() -> None:
+    assert len(names()) == len(recipes.runs("smofi_table2"))
+    assert names("smofi", "sfl_v2") == {
+        f"{data}/{m}" for data in ("cifar10", "cifar100", "tiny") for m in ("smofi", "sfl_v2")
+    }
+    assert names("cifar10", "tiny", "smofi") == {"cifar10/smofi", "tiny/smofi"}
+    assert names("tiny", "sfl_v1") == {"tiny/sfl_v1-step", "tiny/sfl_v1-epoch"}  # a method, and no name
+    assert names("smofi_table2", "tiny", "sfl_v1-step") == {"tiny/sfl_v1-step"}
+
+
+def test_words_that_leave_nothing(say: Any) -> None:
+    words = ["run", "smofi_table2", "--only", "sfl_v1", "--only", "smofi"]
+    assert mistake(say(*words)) == (
+        "no run of smofi_table2 has all of the words sfl_v1, smofi (--only); see --dry-run for the names"
+    )
+
+
+def test_a_dry_run_shows_what_would_be_trained(say: Any) -> None:
+    said = say("run", "smofi_table2", "--dry-run", "--only", "cifar10", "--only", "smofi", "--only", "mergesfl")
+    assert said.code == 0 and not Path("runs").exists()
+    shown = [" ".join(line.split()) for line in said.out.splitlines() if line.strip()]
+    assert shown[:2] == ["smofi_table2/cifar10", "run method batches"]
+    assert shown[3:5] == [
+        "mergesfl mergesfl(regulate=True) of 32, 75 steps",
+        "smofi smofi(alpha=-0.1, beta=0.3) of 32, 5 epochs",
+    ]
+    assert shown[5].startswith("all runs: data cifar10, partition dirichlet(alpha=0.2, min_size=32), model resnet18, ")
+    assert (
+        shown[-2].endswith("rounds 1000, clients 20 of 100, devices pool(kappa=100.0)")
+        and shown[-1] == "source: SMoFi, Table 2"
+    )
+
+
+def test_a_dry_run_of_one_run_has_a_whole_title(say: Any) -> None:
+    said = say("run", "digits", "--scale", "0.2", "--only", "fedavg", "--dry-run")
+    assert said.out.splitlines()[0] == "digits@0.2"
+    text = " ".join(said.out.split())
+    assert "all runs: data digits, subset 0.2, partition dirichlet" in text
+    assert not any(word in text for word in ("devices", "augment", "weights", "server optimiser"))
+
+
+def test_a_dry_run_shows_settings_that_few_runs_have(say: Any) -> None:
+    Path("mine.toml").write_text(
+        'weights = "some.pth"\ndevices = "pool"\nserver_optimiser = { name = "sgd", lr = 0.2 }\n'
+        "[augment]\ncrop = 2\nflip = true\n"
+    )
+    text = " ".join(say("run", "mine.toml", "--dry-run").out.split())
+    assert text.startswith("run ─")  # no empty title
+    assert "all runs: data digits, augment (crop=2, flip), partition dirichlet(alpha=0.3), model cnn, " in text
+    assert "model cnn, weights some.pth, cut 1, " in text
+    assert "server optimiser sgd(lr=0.2), " in text and text.endswith("clients 20 of 20, devices pool")
+
+
+def test_a_dry_run_for_machines_spells_configurations(say: Any) -> None:
+    found = say("run", "digits", "--dry-run", "--only", "sl", "--set", "optimiser.lr=0.5", "--json").json
+    (run,) = found["runs"]
+    assert (run["name"], run["optimiser"], found["source"]) == ("digits/sl", {"name": "sgd", "lr": 0.5}, None)
+
+
+def test_a_scaled_run_says_so_and_lies_apart(say: Any) -> None:
+    said = say("run", "digits", "--scale", "0.1", "--only", "fedavg", "--engine", "loop")
+    assert said.code == 0
+    assert said.err.splitlines()[0] == "scale 0.1: 2 of 20 clients, 4 of 40 rounds, 10 % of the samples"
+    run = Folder(Path("runs/digits@0.1/fedavg/seed-0")).run()
+    assert (run.clients, run.per_round, run.rounds, run.subset) == (2, 2, 4, 0.1)
+    assert Path("runs/digits@0.1/curves.png").exists()
+    (panel,) = say("compare", "runs", "--json").json["panels"]
+    assert panel["departures"] == [
+        "subset 0.1 instead of 1",
+        "clients 2 instead of 20",
+        "per_round 2 instead of 10",
+        "rounds 4 instead of 40",
+    ]
+
+
+def test_a_file_can_be_scaled_and_keys_go_before_the_scale(say: Any) -> None:
+    Path("mine.toml").write_text('rounds = 40\nclients = 10\nengine = "loop"\n')
+    assert say("run", "mine.toml", "--scale", "0.2", "--rounds", "3", "--quiet").code == 0
+    run = Folder(Path("runs/mine@0.2/seed-0")).run()
+    assert (run.clients, run.rounds, run.subset) == (2, 3, 0.2)
+
+
+def test_a_papers_scale_line_names_the_panels_that_differ() -> None:
+    runs = choose.chosen(recipes.runs("smofi_table1"), ["cifar10", "cifar100", "fedavg"], "smofi_table1")
+    assert launch.scale_lines(runs, [scaled(run, 0.1) for run in runs], 0.1) == [
+        "scale 0.1: 10 of 100 clients, 100 of 1000 rounds, 10 % of the samples; not the paper's setting "
+        "(smofi_table1/cifar10)",
+        "scale 0.1: 10 of 100 clients, 60 of 600 rounds, 10 % of the samples; not the paper's setting "
+        "(smofi_table1/cifar100)",
+    ]
+
+
+def test_a_scale_line_of_no_paper() -> None:
+    runs = recipes.runs("smofi_fashion_mnist")
+    assert launch.scale_lines(runs, [scaled(run, 0.1) for run in runs], 0.1) == [
+        "scale 0.1: 5 of 50 clients, 6 of 60 rounds, 10 % of the samples; not the recipe's setting"
+    ]
+
+
+def test_a_scale_line_tells_of_the_rounds_that_are_run(say: Any) -> None:
+    said = say("run", "digits", "--scale", "0.1", "--only", "fedavg", *SHORT)
+    assert said.err.splitlines()[0] == "scale 0.1: 2 of 20 clients, 2 of 40 rounds, 10 % of the samples"
+
+
+def test_a_recipes_run_keeps_its_name_though_it_is_that_of_another_method(say: Any) -> None:
+    words = ["run", "smofi_table1", "--dry-run", "--only", "cifar10", "--only", "fedprox", "--json"]
+    (run,) = say(*words).json["runs"]
+    assert (run["name"], run["method"]["name"]) == ("smofi_table1/cifar10/fedprox", "fedavg")
+
+
+def test_runs_of_different_names_in_one_table(say: Any) -> None:
+    Path("mine.toml").write_text('recipe = "digits"\n')
+    for what in ("digits", "mine.toml"):
+        assert say("run", what, "--only", "sl", "--quiet", *SHORT, "--set", f"optimiser.lr={len(what) / 100}").code == 0
+    assert [p["panel"] for p in say("compare", "runs", "--json").json["panels"]] == ["digits", "mine"]
+    together = say("compare", "runs", "--together", "--json").json
+    assert [row["label"] for row in together["runs"]] == ["digits/sl", "mine/sl"]
+
+
+# -- the study of the cut ----------------------------------------------------------------------------------------------
+
+
+def test_a_study_of_the_cut(say: Any) -> None:
+    words = ["cuts", "--cut", "1", "--cut", "fc1", "--set", "per_round=3", "--quiet", *SHORT]
+    said = say(*words)
+    assert said.code == 0
+    folders = sorted(str(p.parent.relative_to("runs")) for p in Path("runs").glob("*/*/*/seed-0"))
+    assert folders == [
+        f"digits_cuts/{partition}/{method}-cut{cut}"
+        for partition in ("dirichlet", "iid")
+        for method in ("sfl_v1", "sfl_v2")
+        for cut in (1, 3)
+    ]
+    assert matplotlib.image.imread("runs/digits_cuts/cuts.png").shape[1] == 1360
+    rows = [line.split() for line in said.out.splitlines()]
+    assert [row[:2] for row in rows if row[1:2] in (["conv1"], ["fc1"])] == [["1", "conv1"], ["3", "fc1"]]
+    # SFL-V1 is FedAvg, whatever the cut
+    assert said.out.count("% at every cut") == 2
+    again = say(*words, "--resume", "--json").json
+    first, second = again["cuts"]
+    assert (first["unit"], first["client_params"], second["client_params"]) == ("conv1", 160, 160 + 4640 + 8256)
+    # one convolution of 9 values on 8x8 pixels to 16 channels: forward, and the gradient of its weights
+    assert first["client_flops_per_sample"] == 2 * 2 * 9 * 64 * 16
+    v1 = [
+        a for cut in again["cuts"] for a in cut["best_accuracy"] if (a["method"], a["partition"]) == ("sfl_v1", "iid")
+    ]
+    assert v1[0]["mean"] == pytest.approx(v1[1]["mean"]) and set(first["simulated_seconds_per_round"]) == {
+        "sfl_v1",
+        "sfl_v2",
+    }
+    assert again["conclusions"] == [
+        line for line in said.out.splitlines() if ", iid: " in line or ", dirichlet: " in line
+    ]
+
+
+def test_a_study_of_a_files_model_with_one_method(say: Any) -> None:
+    Path("mine.toml").write_text('engine = "loop"\n[model]\nname = "mlp"\nhidden = [8, 4]\n')
+    given = ["--method", "sfl_v2", "--alpha", "0.5", "--rounds", "1", "--scale", "0.5", "--quiet", "--json"]
+    found = say("cuts", "mine.toml", *given).json
+    assert [cut["unit"] for cut in found["cuts"]] == ["fc1", "fc2"]
+    run = Folder(Path("runs/mine_cuts@0.5/dirichlet/sfl_v2-cut1/seed-0")).run()
+    assert (run.partition.options["alpha"], run.clients, run.subset) == (0.5, 10, 0.5)
+    assert found["figure"] == "runs/mine_cuts@0.5/cuts.png"

@@ -8,32 +8,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
 from rich.console import Console
 
-from cutlayer import config, figures, report
-from cutlayer.cli import tables
-from cutlayer.cli.text import human_bytes, human_seconds, percent
+from cutlayer import config, recipes, report
+from cutlayer.cli import papers
+from cutlayer.cli.text import human_bytes, human_seconds, percent, time_unit
 from cutlayer.config import Choice, Run
 from cutlayer.errors import CheckpointError, ConfigError
 from cutlayer.folder import Folder
+from cutlayer.recipes import Published, Recipe
 
 MIB = 2**20
 FEDAVG = Run(name="paper/fedavg", method=Choice("fedavg"), rounds=4)
 SPLIT = Run(name="paper/sfl_v1", method=Choice("sfl_v1"), rounds=4)
 
 
-def left(root: Path, run: Run, accuracies: Sequence[float | None], seed: int = 0, stopped: int = 0) -> Folder:
-    """The folder of a run with these accuracies: every round 1 MiB of model goes down, and 2 MiB in two kinds up."""
+def left(
+    root: Path,
+    run: Run,
+    accuracies: Sequence[float | None],
+    seed: int = 0,
+    stopped: int = 0,
+    simulated: float | None = None,
+) -> Folder:
+    """The folder of a run with these accuracies: every round 1 MiB of model goes down, and 2 MiB in two kinds up.
+
+    A round takes so many simulated seconds, if it is told.
+    """
     folder = Folder(root / run.name / f"seed-{seed}")
     folder.path.mkdir(parents=True)
     folder.config.write_text(config.dumps(replace(run, seed=seed)))
     lines: list[dict[str, Any]] = []
     for number, accuracy in enumerate(accuracies, start=1):
         crossed = {"down_model": number * MIB, "up_model": number * MIB, "up_activations": number * MIB}
-        record = {"round": number, "loss": 1.0, "stopped": stopped, "samples": 8 * number, "bytes": crossed}
+        record: dict[str, Any] = {
+            "round": number,
+            "loss": 1.0,
+            "stopped": stopped,
+            "samples": 8 * number,
+            "bytes": crossed,
+        }
+        if simulated is not None:
+            record["simulated_seconds"] = number * simulated
         lines.append(record if accuracy is None else {**record, "test_accuracy": accuracy})
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder.timing.write_text("".join(json.dumps({"round": r["round"], "seconds": 0.5}) + "\n" for r in lines))
@@ -57,11 +74,23 @@ def rows(comparison: report.Comparison) -> dict[str, dict[str, Any]]:
     return {row["label"]: row for row in comparison.as_dict()["runs"]}
 
 
+def alone(comparison: report.Comparison) -> report.Panel:
+    (panel,) = comparison.panels
+    return panel
+
+
+def printed(comparison: report.Comparison, width: int = 100) -> list[str]:
+    """The lines of the tables, blanks squeezed."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(papers.comparison(comparison))
+    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+
+
 def test_means_deviations_and_rounds_to_target(paper: Path) -> None:
     comparison = report.compare(report.find([paper]))
     # FedAvg's best are 0.8 and 0.9: mean 0.85, deviation 0.1 / sqrt(2); its final ones 0.7 and 0.9
-    assert comparison.target == pytest.approx(0.9 * 0.85)
-    assert comparison.rule == "0.9 × the best accuracy of fedavg"
+    assert alone(comparison).target == pytest.approx(0.9 * 0.85)
+    assert alone(comparison).rule == "0.9 × the best accuracy of fedavg"
     found = rows(comparison)
     fedavg, split = found["fedavg"], found["sfl_v1"]
     assert fedavg["best_accuracy"] == pytest.approx({"mean": 0.85, "std": 0.1 / math.sqrt(2)})
@@ -83,13 +112,11 @@ def test_a_target_that_some_or_no_seeds_reach(paper: Path) -> None:
 
 
 def test_the_table(paper: Path) -> None:
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(tables.comparison_table(report.compare(report.find([paper]))))
-    lines = [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+    lines = printed(report.compare(report.find([paper])))
     assert lines[1] == "run seeds rounds accuracy % accuracy % R up MiB MiB seconds stopped"
     assert lines[3] == "fedavg 2 4 85.0 ± 7.1 80.0 ± 14.1 3.5 1.00× 8.0 4.0 2.0 0"
     assert lines[4] == "sfl_v1 2 4 85.0 ± 7.1 80.0 ± 0.0 2 1.75× 8.0 4.0 2.0 0"
-    assert lines[5] == "sfl_v2 1 2 10.0 10.0 never – 4.0 2.0 1.0 6"
+    assert lines[5] == "sfl_v2 1 2 10.0 10.0 >2 – 4.0 2.0 1.0 6"
     assert lines[6] == "sl 2 4 45.0 ± 49.5 10.0 ± 0.0 3 (1/2) – 8.0 4.0 2.0 0"
     assert " ".join(lines[7:]) == (
         "R: first round that reaches the target 76.5 % (0.9 × the best accuracy of fedavg); speed-up against fedavg"
@@ -98,44 +125,79 @@ def test_the_table(paper: Path) -> None:
 
 def test_a_given_target(paper: Path) -> None:
     comparison = report.compare(report.find([paper]), target=0.85)
-    assert (comparison.target, comparison.rule) == (0.85, "as given")
+    panel = alone(comparison)
+    assert (panel.target, panel.rule) == (0.85, "as given")
     assert rows(comparison)["sfl_v1"]["rounds_to_target"] == {"mean": 2.0, "reached": 1, "seeds": 2}
 
 
 def test_without_fedavg_the_best_run_is_the_reference(tmp_path: Path) -> None:
     left(tmp_path, SPLIT, [0.1, 0.5])
     left(tmp_path, replace(SPLIT, name="paper/sl", method=Choice("sl")), [0.1, 0.4])
+    panel = alone(report.compare(report.find([tmp_path])))
+    assert (panel.target, panel.rule) == (0.45, "0.9 × the best accuracy of all runs, that of sfl_v1")
+
+
+def test_one_run_alone_is_not_raced_against_itself(tmp_path: Path) -> None:
+    left(tmp_path, SPLIT, [0.1, 0.5], seed=0, simulated=60)
+    left(tmp_path, SPLIT, [0.1, 0.5], seed=1, simulated=60)
     comparison = report.compare(report.find([tmp_path]))
-    assert (comparison.target, comparison.rule) == (0.45, "0.9 × the best accuracy of all runs, that of sfl_v1")
+    lines = printed(comparison)
+    assert lines[1] == "run seeds rounds accuracy % accuracy % MiB MiB seconds"
+    assert lines[3:] == [
+        "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 4.0 2.0 1.0",
+        "no target: this run has no other to be compared with; --target sets one",
+    ]
+    row = rows(comparison)["sfl_v1"]
+    assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
+    given = printed(report.compare(report.find([tmp_path]), 0.4))
+    assert given[1] == "run seeds rounds accuracy % accuracy % R min MiB MiB seconds"
+    assert given[3] == "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 2 2.00 4.0 2.0 1.0"
+    assert " ".join(given[4:]) == (
+        "R: first round that reaches the target 40.0 % (as given); T: simulated time until then"
+    )
+
+
+def test_a_run_of_that_name_is_the_reference_whatever_its_options(tmp_path: Path) -> None:
+    uniform = Choice("fedavg", {"agg": "uniform"})
+    left(tmp_path, replace(FEDAVG, method=uniform), [0.1, 0.5])
+    left(tmp_path, replace(FEDAVG, name="paper/fedavg-sgd", method=uniform, clients=5), [0.1, 0.8])
+    left(tmp_path, replace(FEDAVG, name="paper/fedprox", clients=6), [0.1, 0.7])
+    left(tmp_path, SPLIT, [0.1, 0.9])
+    panel = alone(report.compare(report.find([tmp_path])))
+    assert (panel.target, panel.rule) == (0.45, "0.9 × the best accuracy of fedavg")
+    others = [f for f in report.find([tmp_path]) if f.run().name != "paper/fedavg"]
+    assert alone(report.compare(others)).rule == "0.9 × the best accuracy of FedAvg, fedprox"  # the one without options
 
 
 def test_accuracy_that_is_measured_now_and_then(tmp_path: Path) -> None:
     left(tmp_path, SPLIT, [None, 0.7, None, 0.6])
-    (trial,) = report.compare(report.find([tmp_path])).groups[0].trials
+    (trial,) = alone(report.compare(report.find([tmp_path]))).groups[0].trials
     assert (trial.best, trial.final, trial.rounds_to(0.5)) == (0.7, 0.6, 2)
 
 
 def test_runs_without_accuracy(tmp_path: Path) -> None:
     left(tmp_path, SPLIT, [None, None])
     comparison = report.compare(report.find([tmp_path]))
-    assert (comparison.target, comparison.rule) == (None, "no accuracy was measured")
+    assert (alone(comparison).target, alone(comparison).rule) == (None, "no accuracy was measured")
     assert rows(comparison)["sfl_v1"]["best_accuracy"] is None
-    figures.draw(comparison, tmp_path / "empty.png")
+    assert printed(comparison)[-1] == "no accuracy was measured"
 
 
 def test_labels_are_as_short_as_tells_them_apart(tmp_path: Path) -> None:
+    def labels() -> list[str]:
+        return [g.label for g in alone(report.compare(report.find([tmp_path]), together=True)).groups]
+
     left(tmp_path, FEDAVG, [0.5])
     left(tmp_path, replace(FEDAVG, name="other/fedavg", clients=5), [0.5])
-    assert [g.label for g in report.compare(report.find([tmp_path])).groups] == ["other/fedavg", "paper/fedavg"]
+    assert labels() == ["other/fedavg", "paper/fedavg"]
     left(tmp_path / "again", replace(FEDAVG, clients=7), [0.5])
-    labels = [g.label for g in report.compare(report.find([tmp_path])).groups]
-    assert labels == [str(tmp_path / name) for name in ("again/paper/fedavg", "other/fedavg", "paper/fedavg")]
+    assert labels() == [str(tmp_path / name) for name in ("again/paper/fedavg", "other/fedavg", "paper/fedavg")]
 
 
 def test_the_length_of_a_run_does_not_part_seeds(tmp_path: Path) -> None:
     left(tmp_path, replace(FEDAVG, rounds=2), [0.5, 0.5], seed=10)
     left(tmp_path, FEDAVG, [0.5, 0.5, 0.5], seed=2)
-    (group,) = report.compare(report.find([tmp_path, tmp_path / "paper"])).groups
+    (group,) = alone(report.compare(report.find([tmp_path, tmp_path / "paper"]))).groups
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
@@ -165,20 +227,137 @@ def test_folders_with_nothing_to_compare(tmp_path: Path) -> None:
         report.compare([folder])
 
 
-def test_figures(paper: Path, tmp_path: Path) -> None:
-    comparison = report.compare(report.find([paper]))
-    figures.draw(comparison, tmp_path / "new" / "curves.png")
-    image = matplotlib.image.imread(tmp_path / "new" / "curves.png")
-    assert image.shape == (580, 1360, 4)  # 2.9 x 6.8 inches, 200 dots to the inch
-    assert len(np.unique((10 * image).astype(int) @ [1, 11, 121, 0])) > 8  # white, black, greys and four colours
-    figures.draw(comparison, tmp_path / "curves.pdf")
-    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+# -- panels, and a paper beside them -----------------------------------------------------------------------------------
+
+BASE = Run(name="table/images/fedavg", method=Choice("fedavg"), rounds=4, clients=100)
+RUNS = {
+    "fedavg": BASE,
+    "fedprox": replace(BASE, name="table/images/fedprox", method=Choice("fedprox")),
+    "fedprox+split": replace(BASE, name="table/images/fedprox+split", method=Choice("sfl_v1")),
+    "split": replace(BASE, name="table/images/split", method=Choice("sfl_v1", {"sync": "epoch"})),
+}
 
 
-def test_a_figure_of_an_unknown_format(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        figures.check_format(Path("curves.gif"))
-    assert str(caught.value) == "cannot draw a figure into curves.gif; use a name that ends in .png, .pdf, .svg"
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe with a paper's numbers."""
+    recipe = Recipe(
+        runs=tuple(RUNS.values()),
+        source="A Paper, Table 1",
+        published={
+            "table/images/fedavg": Published(accuracy=77.16, std=0.11, rounds="258", speed_up=1.0, hours="28.62"),
+            "table/images/split": Published(accuracy=80.0, rounds=">1000"),
+        },
+        claims=("splitting helps.",),
+        notes=("the paper gives no seeds.",),
+        share=0.5,
+        targets={"table/sounds": 0.7},
+        against={"table/images/fedprox+split": "table/images/fedprox", "table/images/fedprox": "table/images/fedprox"},
+    )
+    monkeypatch.setitem(recipes.RECIPES, "table", lambda: recipe)
+    return recipe
+
+
+def test_names_that_agree_up_to_the_last_word_are_one_panel(table: Recipe, tmp_path: Path) -> None:
+    left(tmp_path, BASE, [0.2, 0.8])
+    left(tmp_path, RUNS["split"], [0.2, 0.3])
+    left(tmp_path, replace(BASE, name="table/sounds/fedavg"), [0.6, 0.9])
+    left(tmp_path, SPLIT, [0.5])
+    comparison = report.compare(report.find([tmp_path]))
+    assert [(p.name, [g.label for g in p.groups], p.target, p.rule) for p in comparison.panels] == [
+        ("paper", ["sfl_v1"], None, "no target: this run has no other to be compared with; --target sets one"),
+        ("table/images", ["fedavg", "split"], 0.4, "0.5 × the best accuracy of fedavg"),
+        ("table/sounds", ["fedavg"], 0.7, "as the paper sets it"),
+    ]
+    assert [row["panel"] for row in comparison.as_dict()["runs"]] == ["paper", *["table/images"] * 2, "table/sounds"]
+    assert {p.target for p in report.compare(report.find([tmp_path]), 0.8).panels} == {0.8}
+    names = [panel.name for panel in comparison.panels]
+    assert [line for line in printed(comparison) if line in names] == names
+
+
+def test_a_family_is_raced_against_its_own_base(table: Recipe, tmp_path: Path) -> None:
+    left(tmp_path, RUNS["split"], [0.5, 0.5, 0.5, 0.5])
+    left(tmp_path, RUNS["fedprox+split"], [0.1, 0.5, 0.5, 0.5])
+    left(tmp_path, RUNS["fedprox"], [0.1, 0.1, 0.5, 0.5])
+    left(tmp_path, BASE, [0.1, 0.1, 0.1, 0.6])
+    comparison = report.compare(report.find([tmp_path]))  # to 0.3
+    assert [g.label for g in alone(comparison).groups] == [
+        "fedavg",
+        "fedprox",
+        "fedprox+split",
+        "split",
+    ]  # the recipe's
+    speed_ups = {label: row["speed_up"] for label, row in rows(comparison).items()}
+    assert speed_ups == {"fedavg": 1.0, "fedprox": 1.0, "fedprox+split": 1.5, "split": 4.0}
+    assert "speed-up against the base of each family: fedavg, fedprox" in " ".join(printed(comparison))
+    without = [f for f in report.find([tmp_path]) if f.run().name != "table/images/fedprox"]
+    assert rows(report.compare(without))["fedprox+split"]["speed_up"] is None
+
+
+def test_a_papers_numbers_stand_beside_ours(table: Recipe, tmp_path: Path) -> None:
+    left(tmp_path, BASE, [0.2, 0.5, 0.8, 0.7], simulated=3600, seed=0)
+    left(tmp_path, BASE, [0.2, 0.2, 0.6, 0.7], simulated=7200, seed=1)
+    left(tmp_path, RUNS["split"], [0.1, 0.1, 0.1, 0.12345], simulated=1800)
+    comparison = report.compare(report.find([tmp_path]))
+    # the target 0.5 · (0.8 + 0.7) / 2 = 0.375 is reached in rounds 2 and 3: after 2 and 6 hours
+    lines = printed(comparison)
+    assert lines[:2] == [
+        "best paper paper speed- paper T paper",
+        "run seeds rounds accuracy % accuracy % R R up speed-up h T h",
+    ]
+    assert lines[3] == "fedavg 2 4 75.00 ± 7.07 77.16 ± 0.11 2.5 258 1.00× 1.00× 4.00 28.62"
+    assert lines[4] == "split 1 4 12.35 80.00 >4 >1000 – – >2.00 –"
+    assert lines[-3:] == [
+        "source: A Paper, Table 1",
+        "the paper says: splitting helps.",
+        "note: the paper gives no seeds.",
+    ]
+    assert " ".join(lines[5:-3]) == (
+        "R: first round that reaches the target 37.5 % (0.5 × the best accuracy of fedavg); "
+        "T: simulated time until then; speed-up against fedavg"
+    )
+    fedavg = rows(comparison)["fedavg"]
+    assert (fedavg["simulated_seconds"], fedavg["simulated_seconds_to_target"]) == (21600, 14400)
+    assert fedavg["published"] == {"accuracy": 77.16, "std": 0.11, "rounds": "258", "speed_up": 1.0, "hours": "28.62"}
+    (panel,) = comparison.as_dict()["panels"]
+    assert (panel["source"], panel["claims"], panel["notes"]) == (table.source, [*table.claims], [*table.notes])
+
+
+def test_times_have_one_unit_in_a_panel(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.2, 0.5, 0.8, 0.7], simulated=45)
+    left(tmp_path, SPLIT, [0.8, 0.8, 0.8, 0.8], simulated=6)
+    lines = printed(report.compare(report.find([tmp_path])), width=120)
+    assert lines[1].split()[-5:-3] == ["up", "min"]
+    assert lines[3].startswith("fedavg 1 4 80.0 70.0 3 1.00× 2.25 ")
+    assert lines[4].startswith("sfl_v1 1 4 80.0 80.0 1 3.00× 0.10 ")
+    assert [time_unit(s) for s in (59, 60, 3600)] == [("s", 1), ("min", 60), ("h", 3600)]
+
+
+def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> None:
+    changed = replace(
+        BASE,
+        name="table@0.1/images/fedavg",
+        clients=10,
+        rounds=2,
+        per_round=5,
+        engine="loop",
+        optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.9}),
+        model=Choice("mlp"),
+    )
+    left(tmp_path, changed, [0.2, 0.5], seed=3)
+    left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10), [0.2, 0.5])
+    panel = alone(report.compare(report.find([tmp_path])))
+    assert panel.departures == (
+        "clients 10 instead of 100",
+        "model mlp instead of cnn",
+        "optimiser.lr 0.1 instead of 0.05",
+        "rounds 2 instead of 4",
+        "per_round 5 instead of none",
+        "optimiser.momentum 0.9 instead of none",
+    )
+    text = " ".join(printed(report.compare(report.find([tmp_path])), 200))
+    assert "these runs are not the paper's setting: clients 10 instead of 100, model mlp instead of cnn, " in text
+    assert "77.16 ± 0.11" in text
 
 
 def test_numbers_for_people() -> None:

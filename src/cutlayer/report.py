@@ -1,156 +1,100 @@
-"""What finished runs say, side by side: best and final accuracy, rounds to a target, bytes, seconds."""
+"""Finished runs side by side, and beside what a paper prints: accuracy, rounds and time to a target, speed-up."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-from cutlayer import config
+from cutlayer import config, recipes
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
-from cutlayer.training import Record
+from cutlayer.recipes.recipe import TARGET_SHARE, Published, Recipe
+from cutlayer.recipes.scale import unscaled
+from cutlayer.trials import Group, Reach, Spread, Trial, find, grouped, load
 
-TARGET_SHARE = 0.9  # of the reference's best accuracy, as the papers choose it
+__all__ = ["Comparison", "Panel", "compare", "find"]
+
+ALONE = "no target: this run has no other to be compared with; --target sets one"
 DIRECTIONS = ("up", "down", "inter_server")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and its sample standard deviation, which one seed does not have."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> "Spread | None":
-        known = [v for v in values if v is not None]
-        return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Rounds to the target: the mean over the seeds that reached it."""
-
-    mean: float | None
-    reached: int
-    seeds: int
-
-    @property
-    def by_all(self) -> bool:
-        return self.reached == self.seeds
+# What is another setting without being another experiment.
+INCIDENTAL = ("name", "seed", "engine", "chunk", "device", "cpu_threads", "per_client", "checkpoint_every")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One run with one seed, as its folder tells it."""
+class Panel:
+    """Groups that belong together, the accuracy they are raced to, and the group they are measured against."""
 
-    path: Path
-    run: Run
-    history: list[Record]
-    seconds: float
-
-    @cached_property
-    def accuracies(self) -> dict[int, float]:
-        """Test accuracy by round, where it was measured."""
-        return {r["round"]: r["test_accuracy"] for r in self.history if r.get("test_accuracy") is not None}
-
-    @property
-    def best(self) -> float | None:
-        return max(self.accuracies.values(), default=None)
-
-    @property
-    def final(self) -> float | None:
-        return self.accuracies[max(self.accuracies)] if self.accuracies else None
-
-    @property
-    def stopped(self) -> int:
-        """Clients that had to stop, added up over the rounds."""
-        return sum(r.get("stopped", 0) for r in self.history)
-
-    def rounds_to(self, target: float) -> int | None:
-        """The first round that reaches the target."""
-        return next((number for number, accuracy in self.accuracies.items() if accuracy >= target), None)
-
-    @cached_property
-    def traffic(self) -> dict[int, int]:
-        """Bytes up and down until the end of each round."""
-        return {r["round"]: crossed(r, "up") + crossed(r, "down") for r in self.history}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Runs that differ only in their seed."""
-
-    label: str
-    trials: tuple[Trial, ...]
-
-    @property
-    def run(self) -> Run:
-        return self.trials[0].run
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        return tuple(len(t.history) for t in self.trials)
-
-    @property
-    def best(self) -> Spread | None:
-        return Spread.of([t.best for t in self.trials])
-
-    @property
-    def final(self) -> Spread | None:
-        return Spread.of([t.final for t in self.trials])
-
-    @property
-    def stopped(self) -> int:
-        return sum(t.stopped for t in self.trials)
-
-    @property
-    def seconds(self) -> float:
-        return fmean(t.seconds for t in self.trials)
-
-    def reach(self, target: float) -> Reach:
-        found = [r for t in self.trials if (r := t.rounds_to(target)) is not None]
-        return Reach(fmean(found) if found else None, len(found), len(self.trials))
-
-    def bytes(self, direction: str) -> float:
-        """Bytes of a whole run in one direction."""
-        return fmean(crossed(t.history[-1], direction) for t in self.trials)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Groups, the accuracy they are raced to, and the group they are measured against."""
-
+    name: str  # what the names of its runs have in common
     groups: tuple[Group, ...]
     reference: Group
-    target: float | None  # none where no accuracy was measured
+    target: float | None  # none where no accuracy was measured, or for a run alone
     rule: str  # where the target comes from
+    recipe: Recipe | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether any run tells simulated time."""
+        return any(group.simulated is not None for group in self.groups)
+
+    @property
+    def references(self) -> tuple[Group, ...]:
+        """The groups that speed-ups are against."""
+        found = [self.reference_of(group) for group in self.groups]
+        return tuple(group for group in self.groups if any(group is other for other in found))
 
     def reach(self, group: Group) -> Reach:
-        return Reach(None, 0, len(group.trials)) if self.target is None else group.reach(self.target)
+        return group.reach(self.target)
+
+    def reference_of(self, group: Group) -> Group | None:
+        """The group that this one's speed-up is against; none where the recipe names a run that is not here."""
+        against = None if self.recipe is None else self.recipe.against.get(unscaled(group.run.name))
+        if against is None:
+            return self.reference
+        return next((g for g in self.groups if unscaled(g.run.name) == against), None)
 
     def speed_up(self, group: Group) -> float | None:
         """How many times fewer rounds than the reference; only where every seed of both arrives."""
-        ours, theirs = self.reach(group), self.reach(self.reference)
+        reference = self.reference_of(group)
+        if reference is None:
+            return None
+        ours, theirs = self.reach(group), self.reach(reference)
         if ours.mean is None or theirs.mean is None or not (ours.by_all and theirs.by_all):
             return None
         return theirs.mean / ours.mean
 
+    def published(self, group: Group) -> Published | None:
+        """What the paper prints for these runs."""
+        return None if self.recipe is None else self.recipe.published.get(unscaled(group.run.name))
+
+    @cached_property
+    def departures(self) -> tuple[str, ...]:
+        """Where runs differ from the recipe's, in words; each once."""
+        originals = {} if self.recipe is None else {run.name: run for run in self.recipe.runs}
+        pairs = [(originals.get(unscaled(g.run.name)), g.run) for g in self.groups]
+        return tuple(
+            dict.fromkeys(d for theirs, ours in pairs if theirs is not None for d in _departures(theirs, ours))
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For machines: plain numbers, accuracies as shares of 1."""
+        recipe = self.recipe or Recipe(runs=())
         return {
+            "panel": self.name,
             "target": self.target,
             "target_rule": self.rule,
             "reference": self.reference.label,
-            "runs": [self._row(group) for group in self.groups],
+            "source": recipe.source or None,
+            "departures": list(self.departures),
+            "claims": list(recipe.claims),
+            "notes": list(recipe.notes),
         }
 
-    def _row(self, group: Group) -> dict[str, Any]:
-        reach = self.reach(group)
+    def row(self, group: Group) -> dict[str, Any]:
+        """A group for machines."""
+        reach, published = self.reach(group), self.published(group)
         return {
+            "panel": self.name,
             "label": group.label,
             "name": group.run.name,
             "method": group.run.method.name,
@@ -160,96 +104,71 @@ class Comparison:
             "best_accuracy": _spread(group.best),
             "final_accuracy": _spread(group.final),
             "rounds_to_target": {"mean": reach.mean, "reached": reach.reached, "seeds": reach.seeds},
+            "simulated_seconds": group.simulated,
+            "simulated_seconds_to_target": reach.time,
             "speed_up": self.speed_up(group),
             "bytes": {direction: group.bytes(direction) for direction in DIRECTIONS},
             "stopped": group.stopped,
             "seconds": group.seconds,
+            "published": None if published is None else asdict(published),
         }
 
 
-def find(paths: Iterable[Path]) -> list[Folder]:
-    """Every folder of a run at or below these paths, each once."""
-    found: dict[Path, Folder] = {}
-    for path in paths:
-        here = [Folder(p.parent) for p in sorted(path.rglob("config.toml"))]
-        here = [folder for folder in here if folder.metrics.exists()]
-        if not here:
-            raise ConfigError(
-                f"there is no run under {path}; a run's folder holds config.toml and metrics.jsonl, "
-                "and `cutlayer run` makes one"
-            )
-        for folder in here:
-            found.setdefault(folder.path.resolve(), folder)
-    return list(found.values())
+@dataclass(frozen=True)
+class Comparison:
+    """Panels, one after another as a paper prints them."""
+
+    panels: tuple[Panel, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: what holds for each panel, and all runs in one list."""
+        return {
+            "panels": [panel.as_dict() for panel in self.panels],
+            "runs": [panel.row(group) for panel in self.panels for group in panel.groups],
+        }
 
 
-def compare(folders: Iterable[Folder], target: float | None = None) -> Comparison:
-    """Group the runs and race them to the target; by default to a share of FedAvg's best accuracy."""
+def compare(folders: Iterable[Folder], target: float | None = None, *, together: bool = False) -> Comparison:
+    """Race runs to a target, those whose names agree up to the last word in one panel; or all of them together.
+
+    The target is that of the recipe, by default a share of FedAvg's best accuracy in the panel.
+    """
     trials = [trial for folder in folders if (trial := load(folder)).history]
     if not trials:
         raise ConfigError("none of these runs has finished a round yet; try again later")
-    groups = _grouped(trials)
+    homes: dict[str, list[Trial]] = {}
+    for trial in trials:
+        homes.setdefault("" if together else trial.run.name.rpartition("/")[0], []).append(trial)
+    return Comparison(tuple(_panel(name, home, target) for name, home in homes.items()))
+
+
+def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
+    recipe = recipes.of(name)
+    order = [] if recipe is None else [run.name for run in recipe.runs]
+    groups = _in_order(grouped(trials), order)
     reference, about = _reference(groups)
     if target is not None:
-        return Comparison(groups=groups, reference=reference, target=target, rule="as given")
-    best = reference.best
-    if best is None:
-        return Comparison(groups=groups, reference=reference, target=None, rule="no accuracy was measured")
-    return Comparison(
-        groups=groups,
-        reference=reference,
-        target=TARGET_SHARE * best.mean,
-        rule=f"{TARGET_SHARE:g} × the best accuracy of {about}",
-    )
+        accuracy, rule = target, "as given"
+    elif recipe is not None and unscaled(name) in recipe.targets:
+        accuracy, rule = recipe.targets[unscaled(name)], "as the paper sets it"
+    elif len(groups) == 1 and reference.best is not None:
+        accuracy, rule = None, ALONE
+    else:
+        accuracy, rule = _share_of(reference, about, TARGET_SHARE if recipe is None else recipe.share)
+    return Panel(name=name, groups=groups, reference=reference, target=accuracy, rule=rule, recipe=recipe)
 
 
-def load(folder: Folder) -> Trial:
-    """Read a run's folder."""
-    seconds = sum(line["seconds"] for line in folder.times())
-    return Trial(path=folder.path, run=folder.run(), history=folder.history(), seconds=seconds)
+def _in_order(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+    """As the recipe has them; others stay behind as they come."""
+    places = {name: place for place, name in enumerate(names)}
+    return tuple(sorted(groups, key=lambda group: places.get(unscaled(group.run.name), len(names))))
 
 
-def crossed(record: Record, direction: str) -> int:
-    """Bytes that have crossed in a direction, of all kinds, from the start to the end of this round."""
-    return sum(size for kind, size in record["bytes"].items() if kind.startswith(f"{direction}_"))
-
-
-def _grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
-    together: list[list[Trial]] = []
-    for trial in trials:
-        home = next((g for g in together if _same_but_seed(g[0].run, trial.run)), None)
-        if home is None:
-            together.append([trial])
-            continue
-        twin = next((t for t in home if t.run.seed == trial.run.seed), None)
-        if twin is not None:
-            raise ConfigError(
-                f"{twin.path} and {trial.path} hold the same run with the same seed {trial.run.seed}, "
-                "which is no second opinion; name only one of them"
-            )
-        home.append(trial)
-    ordered = [tuple(sorted(group, key=lambda t: t.run.seed)) for group in together]
-    labels = _labels([group[0] for group in ordered])
-    return tuple(Group(label=label, trials=group) for label, group in zip(labels, ordered, strict=True))
-
-
-def _same_but_seed(a: Run, b: Run) -> bool:
-    """The length of a run is left out: a run may be continued."""
-    return config.as_dict(replace(a, seed=0, rounds=1)) == config.as_dict(replace(b, seed=0, rounds=1))
-
-
-def _labels(firsts: Sequence[Trial]) -> list[str]:
-    """The shortest names that tell the groups apart."""
-    spellings: tuple[Callable[[Trial], str], ...] = (
-        lambda t: t.run.name.rsplit("/", 1)[-1],
-        lambda t: t.run.name,
-        lambda t: str(t.path.parent),
-    )
-    for spelling in spellings:
-        labels = [spelling(first) for first in firsts]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(first.path) for first in firsts]
+def _share_of(reference: Group, about: str, share: float) -> tuple[float | None, str]:
+    """The accuracy to reach, and where it comes from."""
+    if reference.best is None:
+        return None, "no accuracy was measured"
+    return share * reference.best.mean, f"{share:g} × the best accuracy of {about}"
 
 
 def _reference(groups: Sequence[Group]) -> tuple[Group, str]:
@@ -258,12 +177,37 @@ def _reference(groups: Sequence[Group]) -> tuple[Group, str]:
     def best(some: Sequence[Group]) -> Group:
         return max(some, key=lambda g: g.best.mean if g.best is not None else -1.0)
 
-    plain = [g for g in groups if g.run.method.name == "fedavg" and not g.run.method.options]
-    if plain:
-        chosen = best(plain)
+    fedavg = [g for g in groups if g.run.method.name == "fedavg"]
+    # A run of that name may have options; others without any may be FedAvg with another optimiser, such as FedProx.
+    named = [g for g in fedavg if g.run.name.rpartition("/")[2] == "fedavg"]
+    plain = [g for g in fedavg if not g.run.method.options]
+    if named or plain:
+        chosen = best(named or plain)
         return chosen, chosen.label if chosen.label == "fedavg" else f"FedAvg, {chosen.label}"
     chosen = best(groups)
     return chosen, f"all runs, that of {chosen.label}"
+
+
+def _departures(theirs: Run, ours: Run) -> list[str]:
+    then, now = (_flat(config.as_dict(run)) for run in (theirs, ours))
+    keys = [key for key in dict.fromkeys([*then, *now]) if key not in INCIDENTAL]
+    return [f"{key} {_word(now, key)} instead of {_word(then, key)}" for key in keys if then.get(key) != now.get(key)]
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables as keys with dots; the name of a table's thing goes by the table's own name."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        path = prefix.rstrip(".") if prefix and key == "name" else prefix + key
+        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def _word(values: Mapping[str, Any], key: str) -> str:
+    value = values.get(key)
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _spread(spread: Spread | None) -> dict[str, float | None] | None:

@@ -21,6 +21,10 @@ DATA = {
     "fashion_mnist": "28x28 grey images of 10 kinds of clothes, from files in the data folder",
     "cifar10": "32x32 colour images of 10 classes, from files in the data folder",
     "cifar100": "32x32 colour images of 100 classes, from files in the data folder",
+    "tiny_imagenet": "64x64 colour images of 200 classes, from files in the data folder",
+    "ham10000": "64x64 colour images of 7 kinds of skin lesions, from files in the data folder",
+    "shakespeare": "80 characters of a role in a play and the next one of 80, by role, from files in the data folder",
+    "speech_commands": "32x32 log-mel images of 35 spoken words, by speaker, from files in the data folder",
 }
 
 
@@ -32,18 +36,20 @@ class Entry:
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    source: str = ""  # the paper that a recipe reproduces
 
 
 def catalogue() -> dict[str, list[Entry]]:
     """All names, by kind."""
     return {
-        "recipes": [Entry(name=name, about=_about(fn)) for name, fn in RECIPES.items()],
+        "recipes": [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()],
         "methods": _from_table(TABLES["method"]),
         "models": _from_table(TABLES["model"]),
         "data": [Entry(name=name, about=about) for name, about in DATA.items()],
         "engines": [Entry(name=name, about=about) for name, about in ENGINES.items()],
         "partitions": _from_table(TABLES["partition"]),
         "optimisers": _from_table(TABLES["optimiser"]),
+        "devices": _from_table(TABLES["devices"]),
     }
 
 

@@ -1,24 +1,37 @@
-"""The command line: run, compare, profile, list."""
+"""The command line: run, compare, cuts, profile, list."""
 
-import json
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 import cutlayer
-from cutlayer import config, figures, report
-from cutlayer.cli import catalogue, costs, launch, tables
-from cutlayer.cli.progress import watching
-from cutlayer.errors import ConfigError, CutlayerError
-from cutlayer.report import Comparison
+from cutlayer import figures, report
+from cutlayer.cli import catalogue, costs, launch, show, study, tables
+from cutlayer.cli.choose import chosen
+from cutlayer.cli.options import (
+    Data,
+    Engine,
+    Json,
+    Orders,
+    Out,
+    Overwrite,
+    Quiet,
+    Resume,
+    Rounds,
+    Scale,
+    Seed,
+    Seeds,
+    Settings,
+)
+from cutlayer.errors import CutlayerError
 
 app = typer.Typer(
     add_completion=False,
@@ -27,8 +40,6 @@ app = typer.Typer(
     help="Split federated learning for PyTorch: run methods side by side and compare them.",
     epilog="Begin with [bold]cutlayer run digits[/bold]; each command tells more with --help.",
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
 
 
 def examples(*lines: str) -> str:
@@ -51,68 +62,123 @@ def top(
         "run digits",
         "run digits --rounds 5 --only fedavg --only sfl_v1 --seeds 3",
         "run mine.toml --set optimiser.lr=0.1 --set method.sync=epoch",
+        "run smofi_table2 --only cifar10 --scale 0.1 --dry-run",
         "run digits --resume",
     )
 )
 def run(
     what: Annotated[str, typer.Argument(help="A recipe (see `cutlayer list recipes`) or a TOML file.")],
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed, or the first of several.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")] = 1,
-    engine: Annotated[str | None, typer.Option(help="auto, loop or vmap.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the folders of runs go.")] = Path("runs"),
-    only: Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Only this run; may be repeated.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")
+    rounds: Rounds = None,
+    seed: Seed = None,
+    seeds: Seeds = 1,
+    engine: Engine = None,
+    data: Data = None,
+    out: Out = Path("runs"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="Only runs with this word in their name, or of this method; may be repeated: words at the same place "
+            "of the names are alternatives, words at different places must both fit.",
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete earlier runs of these names.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")] = False,
+    scale: Scale = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their settings, train none.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train the runs of a recipe or a TOML file, then compare them.
 
     Each run leaves a folder OUT/<name>/seed-<seed> with its configuration, metrics, checkpoints and model.
     """
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite contradict each other; give one of them")
-    given = {"rounds": rounds, "seed": seed, "engine": engine}
-    flags = {key: value for key, value in given.items() if value is not None}
-    changes = launch.parsed(settings or [])
-    runs = [config.changed(r, changes, "--set") for r in launch.chosen(launch.named(what), only or [], what)]
-    runs = [config.changed(r, flags, "the command line") for r in runs]
-    launch.refuse_twins(runs)
-    runs = [launch.named_by_method(r) for r in runs]
-    every = [replace(r, seed=r.seed + i) for r in runs for i in range(seeds)]
-    with watching(quiet) as watcher:
-        folders = launch.execute_all(every, out, watcher, root=data, resume=resume, overwrite=overwrite)
-    comparison = report.compare(folders)
-    picture = out / PurePosixPath(runs[0].name).parts[0] / "curves.png"
-    _show(comparison, picture, as_json)
+    orders = Orders(
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
+        resume=resume, overwrite=overwrite, quiet=quiet,
+    )  # fmt: skip
+    originals = chosen(launch.named(what), only or [], what)
+    runs = launch.prepared(originals, orders, what)
+    if dry_run:
+        show.runs(runs, as_json)
+        return
+    folders = launch.carried_out(runs, originals, orders)
+    show.comparison(report.compare(folders), out / PurePosixPath(runs[0].name).parts[0] / "curves.png", as_json)
 
 
 @app.command(
-    epilog=examples("compare runs/digits", "compare runs/digits runs/mine --target 0.9", "compare runs --figure a.pdf")
+    epilog=examples(
+        "compare runs/digits",
+        "compare runs/digits runs/mine --together --target 0.9",
+        "compare runs --figure a.pdf",
+    )
 )
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders, searched for runs.")],
     target: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach; by default 0.9 × the best of FedAvg, or else of all."),
+        typer.Option(
+            min=0, max=1, help="Accuracy to reach; by default the paper's, or 0.9 × the best of FedAvg, or else of all."
+        ),
     ] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="One table of all runs, whatever their names have in common.")
+    ] = False,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw learning curves (.png, .pdf, .svg).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare finished runs: accuracy, rounds to a target, speed-up, bytes.
+    """Compare finished runs: accuracy, rounds and time to a target, speed-up, bytes, and a paper's numbers beside them.
 
-    Runs that differ only in their seed are one row: mean ± standard deviation.
+    Runs that differ only in their seed are one row: mean ± standard deviation. Runs whose names agree up to the last
+    word are one table.
     """
     if figure is not None:
         figures.check_format(figure)
-    _show(report.compare(report.find(paths), target), figure, as_json)
+    show.comparison(report.compare(report.find(paths), target, together=together), figure, as_json)
+
+
+@app.command(
+    epilog=examples(
+        "cuts",
+        "cuts digits --method sfl_v2 --cut conv1 --cut fc1 --seeds 3",
+        "cuts mine.toml --alpha 0.3 --rounds 20",
+    )
+)
+def cuts(
+    what: Annotated[
+        str, typer.Argument(help="A recipe, of which the first run counts, or a TOML file.")
+    ] = study.DEFAULT,
+    method: Annotated[list[str] | None, typer.Option(help="sfl_v1 and sfl_v2 by default; may be repeated.")] = None,
+    cut: Annotated[
+        list[str] | None,
+        typer.Option(help="Units at the client, or the name of the last one; may be repeated. All by default."),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Of the Dirichlet partition, tried beside an even one.")] = 0.1,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    seeds: Seeds = 1,
+    engine: Engine = None,
+    data: Data = None,
+    out: Out = Path("runs"),
+    scale: Scale = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Try every cut of a model, on even and uneven data: accuracy, traffic, the clients' work, simulated time."""
+    orders = Orders(
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
+        resume=resume, overwrite=overwrite, quiet=quiet,
+    )  # fmt: skip
+    planned = study.planned(what, methods=method, cuts=cut, alpha=alpha)
+    runs = launch.prepared(planned, orders, what)
+    found = study.carried_out(runs, planned, orders)
+    show.cuts(found, out / PurePosixPath(runs[0].name).parts[0] / "cuts.png", as_json)
 
 
 @app.command(
@@ -124,7 +190,9 @@ def profile(
         str | None,
         typer.Option("--input", metavar="SHAPE", help="One sample, such as 3x32x32; fits the model by default."),
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, help="Classes of the output.")] = 10,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Classes of the output; fits the model by default.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="A model option; may be repeated.")
     ] = None,
@@ -142,25 +210,27 @@ def profile(
         cut=cut,
     )
     if as_json:
-        _print_json(found)
+        show.as_json(found)
     else:
-        tables.console().print(*tables.cost_tables(found))
+        show.console().print(*tables.cost_tables(found))
 
 
 @app.command("list", epilog=examples("list", "list methods", "list recipes --json"))
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="recipes, methods, models, data, engines, partitions or optimisers; all by default."),
+        typer.Argument(
+            help="recipes, methods, models, data, engines, partitions, optimisers or devices; all by default."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List what a configuration can name, with options and their defaults."""
     found = catalogue.of_kind(kind)
     if as_json:
-        _print_json({kind: [asdict(entry) for entry in entries] for kind, entries in found.items()})
+        show.as_json({kind: [asdict(entry) for entry in entries] for kind, entries in found.items()})
     else:
-        tables.console().print(*tables.catalogue_tables(found))
+        show.console().print(*tables.catalogue_tables(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,22 +250,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"go on with: {shlex.join(['cutlayer', *again, '--resume'])}"
         )
         raise SystemExit(130) from None
-
-
-def _show(comparison: Comparison, figure: Path | None, as_json: bool) -> None:
-    """The numbers first: they must not be lost if the figure cannot be written."""
-    if as_json:
-        _print_json({**comparison.as_dict(), "figure": None if figure is None else str(figure)})
-    else:
-        tables.console().print(tables.comparison_table(comparison))
-    if figure is not None:
-        figures.draw(comparison, figure)
-        if not as_json:
-            typer.echo(f"learning curves: {figure}")
-
-
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2))
 
 
 def _complain(text: str) -> None:

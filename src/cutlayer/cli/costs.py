@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from cutlayer import build, config, registry
 from cutlayer.checks import reason
@@ -14,8 +15,8 @@ from cutlayer.plan.profile import Profile, profile
 from cutlayer.split import Split
 
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}  # values that an optimiser keeps for a parameter
-SMALL = {"cnn": (1, 8, 8), "mlp": (1, 8, 8)}
-USUAL = (3, 32, 32)
+USUAL_SIDE, USUAL_CLASSES = 32, 10  # of images
+FITTING = {"cnn": ((1, 8, 8), 10), "mlp": ((1, 8, 8), 10), "char_transformer": ((80,), 80)}  # one sample, and classes
 VALUE_BYTES = 4  # float32
 LABEL_BYTES = 8  # int64
 
@@ -33,20 +34,21 @@ def model_costs(
     options: Mapping[str, Any],
     *,
     shape: tuple[int, ...] | None = None,
-    classes: int = 10,
+    classes: int | None = None,
     optimiser: str = "momentum",
     cut: str | None = None,
 ) -> dict[str, Any]:
-    """The costs as plain numbers, for one sample of this shape."""
+    """The costs as plain numbers, for one sample of this shape; shape and classes fit the model by default."""
     slots = registry.find("optimiser", SLOTS, optimiser)
-    shape = shape or SMALL.get(name, USUAL)
     registry.find("model", MODELS, name)
+    usual_shape, usual_classes = FITTING.get(name) or (_image(name, options), USUAL_CLASSES)
+    shape, classes = shape or usual_shape, classes or usual_classes
     choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
     fitted = build.fitted(choice, shape, classes)
     with torch.device("meta"):  # shapes are enough
         model = build.model(name, fitted)
     try:
-        costs = profile(model, shape, slots)
+        costs = profile(model, _sample(model, shape), slots)
     except RuntimeError as error:
         raise ConfigError(
             f"{name} does not take an input of {_words(shape)}: {reason(error)}. Try another --input."
@@ -63,6 +65,20 @@ def model_costs(
     if cut is not None:
         document["cut"] = _sides(costs, Split(model, int(cut) if cut.lstrip("-").isdecimal() else cut).cut)
     return document
+
+
+def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """An image with as many channels as the model has by default, or is given."""
+    default = registry.options_of(MODELS[name])["in_channels"].default
+    channels = options.get("in_channels", default)
+    return channels if isinstance(channels, int) else default, USUAL_SIDE, USUAL_SIDE
+
+
+def _sample(model: nn.Module, shape: tuple[int, ...]) -> Tensor | tuple[int, ...]:
+    """What the model reads: numbers of words or characters, if it embeds them."""
+    if any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return torch.zeros(1, *shape, dtype=torch.int64)
+    return shape
 
 
 def _unit(costs: Profile, number: int) -> dict[str, Any]:

@@ -1,19 +1,25 @@
 """From the words of a command line to runs, and through them one after another."""
 
+import logging
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cutlayer import config, recipes, registry
-from cutlayer.cli.progress import Watcher
+from cutlayer import config, recipes
+from cutlayer.cli.options import Orders
+from cutlayer.cli.papers import setting_of
+from cutlayer.cli.progress import Watcher, watching
 from cutlayer.config import Run
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
 from cutlayer.methods import METHODS
+from cutlayer.recipes.scale import scaled, told
 from cutlayer.run import execute
 from cutlayer.training import Record, Training
+
+log = logging.getLogger("cutlayer")
 
 
 class Interrupted(Exception):
@@ -37,17 +43,33 @@ def named(what: str) -> tuple[Run, ...]:
     recipe = changes.pop("recipe")
     if not isinstance(recipe, str):
         raise ConfigError(f'{what}: recipe = {recipe!r} is no name; write for example recipe = "digits"')
-    runs = registry.find("recipe", recipes.RECIPES, recipe, what)()
+    runs = recipes.recipe(recipe, what).runs
     return tuple(config.changed(run, {**changes, "name": _moved(run.name, name)}, what) for run in runs)
 
 
-def chosen(runs: Sequence[Run], only: Sequence[str], what: str) -> tuple[Run, ...]:
-    """The runs of these names: the last word of a run's name, or its method."""
-    for name in only:
-        if not any(name in _words(run) for run in runs):
-            known = {PurePosixPath(run.name).name for run in runs}
-            raise UnknownNameError("run", name, known, f"{what} (--only)")
-    return tuple(run for run in runs if not only or any(name in _words(run) for name in only))
+def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
+    """The runs of a recipe or file as the command line changes them: first their scale, then single keys."""
+    given = {"rounds": orders.rounds, "seed": orders.seed, "engine": orders.engine}
+    flags = {key: value for key, value in given.items() if value is not None}
+    settings = parsed(orders.settings or [])
+    runs = [run if orders.scale is None else scaled(run, orders.scale) for run in runs]
+    runs = [config.changed(config.changed(run, settings, "--set"), flags, "the command line") for run in runs]
+    _refuse_twins(runs)
+    if "method" in settings or (what not in recipes.RECIPES and "method" in config.read(Path(what))):
+        return [_named_by_method(run) for run in runs]
+    return runs
+
+
+def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> list[Folder]:
+    """Train the runs, with every seed, and show how it goes; `originals` are the runs before they were changed."""
+    every = [replace(run, seed=run.seed + i) for run in runs for i in range(orders.seeds)]
+    with watching(orders.quiet) as watcher:
+        if orders.scale is not None:
+            for line in scale_lines(originals, runs, orders.scale):
+                log.info(line)
+        return execute_all(
+            every, orders.out, watcher, root=orders.data, resume=orders.resume, overwrite=orders.overwrite
+        )
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
@@ -68,22 +90,6 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {setting!r} would replace what another --set says about {key}; give it first")
         table[last] = _value(text)
     return tables
-
-
-def named_by_method(run: Run) -> Run:
-    """A run that is named after its method stays so when the method is changed."""
-    path = PurePosixPath(run.name)
-    return replace(run, name=str(path.with_name(run.method.name))) if path.name in METHODS else run
-
-
-def refuse_twins(runs: Sequence[Run]) -> None:
-    """Runs that are the same but for their name would only burn time."""
-    for i, run in enumerate(runs):
-        for other in runs[:i]:
-            if replace(run, name=other.name) == other:
-                raise ConfigError(
-                    f"with these changes {other.name} and {run.name} are the same run; keep one of them with --only"
-                )
 
 
 def folder_of(run: Run, out: Path) -> Folder:
@@ -123,11 +129,37 @@ def execute_all(
 
 def _moved(run_name: str, name: Any) -> Any:
     """A run of a recipe under the name of the file that changes it: digits/fedavg becomes mine/fedavg."""
-    return f"{name}/{PurePosixPath(run_name).name}" if isinstance(name, str) else name
+    return name + "".join(run_name.partition("/")[1:]) if isinstance(name, str) else name
 
 
-def _words(run: Run) -> tuple[str, str]:
-    return PurePosixPath(run.name).name, run.method.name
+def _named_by_method(run: Run) -> Run:
+    """A run that was named after its method is named after the one that took its place."""
+    path = PurePosixPath(run.name)
+    return replace(run, name=str(path.with_name(run.method.name))) if path.name in METHODS else run
+
+
+def _refuse_twins(runs: Sequence[Run]) -> None:
+    """Runs that are the same but for their name would only burn time."""
+    for i, run in enumerate(runs):
+        for other in runs[:i]:
+            if replace(run, name=other.name) == other:
+                raise ConfigError(
+                    f"with these changes {other.name} and {run.name} are the same run; keep one of them with --only"
+                )
+
+
+def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> list[str]:
+    """What a scale and the keys set after it leave of the runs, once for those that are alike."""
+    recipe = recipes.of(originals[0].name)
+    end = f"; not {setting_of(recipe)}" if recipe is not None and recipe.source else ""
+    panels: dict[str, list[str]] = {}
+    for original, run in zip(originals, runs, strict=True):
+        names = panels.setdefault(told(original, run), [])
+        names.append(original.name.rpartition("/")[0])
+    return [
+        f"scale {scale:g}: {text}{end}" + (f" ({', '.join(dict.fromkeys(names))})" if len(panels) > 1 else "")
+        for text, names in panels.items()
+    ]
 
 
 def _value(text: str) -> Any:

@@ -1,57 +1,84 @@
-"""Tables for people: comparisons, model costs and the catalogue."""
+"""Tables for people: runs, model costs and the catalogue."""
 
-import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from cutlayer.cli.catalogue import Entry
 from cutlayer.cli.text import human_bytes, percent
-from cutlayer.report import Comparison, Group, Reach, Spread
+from cutlayer.config import Choice, Run
+from cutlayer.data import Augment
 
-LOG_WIDTH = 140  # where there is no terminal to measure
-
-
-def console() -> Console:
-    """Where tables go."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else LOG_WIDTH, highlight=False)
+NONE = "–"
+MOST_UNITS = 6  # named one by one
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row for each group of runs that differ only in their seed."""
-    any_stopped = any(group.stopped for group in comparison.groups)
-    table = _table("", caption=_caption(comparison))
-    table.add_column("run", overflow="fold", min_width=8)
-    heads = ["seeds", "rounds", "best\naccuracy %", "final\naccuracy %", "R", "speed-\nup", "up\nMiB", "down\nMiB"]
-    for head in [*heads, "wall\nseconds", *(["stopped"] if any_stopped else [])]:
-        table.add_column(head, justify="right", no_wrap=True)
-    for group in comparison.groups:
-        speed_up = comparison.speed_up(group)
-        table.add_row(
-            group.label,
-            str(len(group.trials)),
-            _range(group.rounds),
-            _accuracy(group.best),
-            _accuracy(group.final),
-            _reach(comparison.reach(group)),
-            "–" if speed_up is None else f"{speed_up:.2f}×",
-            *(_mebibytes(group, direction) for direction in ("up", "down")),
-            f"{group.seconds:,.1f}",
-            *([str(group.stopped)] if any_stopped else []),
-        )
-    return table
+def run_tables(runs: Sequence[Run]) -> Group:
+    """What runs are, before they are trained: a table for each panel."""
+    panels: dict[str, list[Run]] = {}
+    for run in runs:
+        panels.setdefault(run.name.rpartition("/")[0], []).append(run)
+    return Group(*(part for name, some in panels.items() for part in _runs(name, some)))
+
+
+def _runs(panel: str, runs: Sequence[Run]) -> tuple[RenderableType, ...]:
+    """A row for each run; what is the same for all of them stands below."""
+    rows = _known([_settings(run) for run in runs])
+    keys = [key for key in rows[0] if len({row[key] for row in rows}) > 1]
+    shared = [f"{key} {value}" for key, value in rows[0].items() if key not in keys]
+    table = plain_table("")
+    for head in ("run", *keys):
+        table.add_column(head, overflow="fold")
+    for run, row in zip(runs, rows, strict=True):
+        table.add_row(run.name.rpartition("/")[2], *(row[key] for key in keys))
+    title = (Text(panel, style="bold"),) if panel else ()  # the table's own would be broken where the table is narrow
+    return *title, table, Text(f"all runs: {', '.join(shared)}\n")
+
+
+def _known(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Without the settings that no run has."""
+    keys = [key for key in rows[0] if any(row[key] != NONE for row in rows)]
+    return [{key: row[key] for key in keys} for row in rows]
+
+
+def _settings(run: Run) -> dict[str, str]:
+    unit = "epoch" if run.batching.steps is None else "step"
+    return {
+        "data": run.data,
+        "subset": NONE if run.subset == 1 else f"{run.subset:.4g}",
+        "augment": NONE if run.augment is None else _augment(run.augment),
+        "partition": _spelled(run.partition),
+        "model": _spelled(run.model),
+        "weights": run.weights or NONE,
+        "cut": str(run.cut),
+        "method": _spelled(run.method),
+        "optimiser": _spelled(run.optimiser),
+        "server optimiser": NONE if run.server_optimiser is None else _spelled(run.server_optimiser),
+        "batches": f"of {run.batching.size}, {_plural(run.batching.steps or run.batching.epochs, unit)}",
+        "rounds": str(run.rounds),
+        "clients": f"{run.per_round or run.clients} of {run.clients}",
+        "devices": NONE if run.devices is None else _spelled(run.devices),
+    }
+
+
+def _augment(augment: Augment) -> str:
+    made = {key: value for key, value in asdict(augment).items() if value}
+    words = [key if value is True else f"{key}={value}" for key, value in made.items()]
+    return f"({', '.join(words)})" if words else NONE
 
 
 def cost_tables(costs: dict[str, Any]) -> list[Table]:
     """The costs of each unit, and of both sides where a cut was given."""
     shape = "x".join(str(size) for size in costs["input"])
     title = f"{costs['model']}, one sample of {shape}: {costs['macs'] / 1e6:.2f} M multiply-adds, "
-    table = _table(title + f"{costs['params']:,} parameters", caption="O(L): share of the forward pass up to this unit")
+    table = plain_table(
+        title + f"{costs['params']:,} parameters", caption="O(L): share of the forward pass up to this unit"
+    )
     table.add_column("cut", justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     heads = [
@@ -87,7 +114,7 @@ def catalogue_tables(entries: dict[str, list[Entry]]) -> list[Table]:
 
 def _sides(cut: dict[str, Any]) -> Table:
     crossing = f"a sample sends {cut['bytes_up']:,} B up (its label too) and {cut['bytes_down']:,} B down"
-    table = _table(f"cut {cut['number']}: {crossing}")
+    table = plain_table(f"cut {cut['number']}: {crossing}")
     table.add_column("")
     table.add_column("units", overflow="fold")
     for head in ("params", "size", "optimiser\nstate", "work"):
@@ -96,23 +123,35 @@ def _sides(cut: dict[str, Any]) -> Table:
         part = cut[side]
         size = human_bytes(4 * part["params"])
         state = f"{part['optimiser_state']:,}"
-        units = ", ".join(part["units"]) or "–"
-        table.add_row(side, units, f"{part['params']:,}", size, state, percent(part["share"]))
+        table.add_row(side, _units(part["units"]), f"{part['params']:,}", size, state, percent(part["share"]))
     return table
 
 
-def _kind(kind: str, entries: Iterable[Entry]) -> Table:
-    table = _table(kind)
+def _units(names: Sequence[str]) -> str:
+    """All names, or a range of them where they are many."""
+    if len(names) > MOST_UNITS:
+        return f"{names[0]} … {names[-1]} ({len(names)} units)"
+    return ", ".join(names) or "–"
+
+
+def _kind(kind: str, entries: Sequence[Entry]) -> Table:
+    table = plain_table(kind)
     table.add_column("name", no_wrap=True)
     table.add_column("what it is", ratio=3)
-    if any(e.options or e.needs for e in entries):
-        table.add_column("options", ratio=2, overflow="fold")
-    for e in entries:
-        table.add_row(e.name, e.about, ", ".join([*e.needs, *(f"{k}={_plain(v)}" for k, v in e.options.items())]))
+    columns = {
+        "source": [e.source for e in entries],
+        "options": [", ".join([*e.needs, *(f"{k}={_plain(v)}" for k, v in e.options.items())]) for e in entries],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    for head in shown:
+        table.add_column(head, ratio=2, overflow="fold")
+    for i, e in enumerate(entries):
+        table.add_row(e.name, e.about, *(cells[i] for cells in shown.values()))
     return table
 
 
-def _table(title: str, caption: str = "") -> Table:
+def plain_table(title: str, caption: str = "") -> Table:
+    """An empty table in the house style."""
     return Table(
         title=title or None,
         caption=caption or None,
@@ -125,33 +164,16 @@ def _table(title: str, caption: str = "") -> Table:
     )
 
 
-def _caption(comparison: Comparison) -> str:
-    if comparison.target is None:
-        return comparison.rule
-    target = f"target {100 * comparison.target:.1f} % ({comparison.rule})"
-    return f"R: first round that reaches the {target}; speed-up against {comparison.reference.label}"
+def _spelled(choice: Choice) -> str:
+    options = ", ".join(f"{k}={_plain(v)}" for k, v in choice.options.items())
+    return f"{choice.name}({options})" if options else choice.name
 
 
-def _accuracy(spread: Spread | None) -> str:
-    if spread is None:
-        return "–"
-    std = "" if spread.std is None else f" ± {100 * spread.std:.1f}"
-    return f"{100 * spread.mean:.1f}{std}"
-
-
-def _reach(reach: Reach) -> str:
-    if reach.mean is None:
-        return "never"
-    return f"{reach.mean:g}" if reach.by_all else f"{reach.mean:g} ({reach.reached}/{reach.seeds})"
-
-
-def _mebibytes(group: Group, direction: str) -> str:
-    return f"{group.bytes(direction) / 2**20:,.1f}"
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}–{max(values)}"
+def _plural(count: int, unit: str) -> str:
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _spelled(Choice(value["schedule"], {k: v for k, v in value.items() if k != "schedule"}))
     return value if isinstance(value, str) else repr(value)

@@ -20,3 +20,8 @@ def human_seconds(seconds: float) -> str:
 def percent(share: float | None) -> str:
     """A share of 1 in per cent; a dash for none."""
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that such a time reads well in, and its seconds."""
+    return ("h", 3600.0) if seconds >= 3600 else ("min", 60.0) if seconds >= 60 else ("s", 1.0)

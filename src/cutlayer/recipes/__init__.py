@@ -1,16 +1,50 @@
-"""Recipes: functions that return the runs of an experiment, by name."""
+"""Recipes: experiments by name."""
 
 from collections.abc import Callable
 
 from cutlayer import registry
 from cutlayer.config import Run
-from cutlayer.recipes.first import cifar10, digits, fashion_mnist
+from cutlayer.recipes import cut_layer, evidence, first, smofi_figures, smofi_tables
+from cutlayer.recipes.recipe import Published, Recipe, Sweep
+from cutlayer.recipes.scale import unscaled
 
-Recipe = Callable[[], tuple[Run, ...]]
+__all__ = ["RECIPES", "Published", "Recipe", "Sweep", "of", "recipe", "runs"]
 
-RECIPES: dict[str, Recipe] = {"digits": digits, "fashion_mnist": fashion_mnist, "cifar10": cifar10}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "digits": first.digits,
+    "fashion_mnist": first.fashion_mnist,
+    "cifar10": first.cifar10,
+    "smofi_fashion_mnist": evidence.smofi_fashion_mnist,
+    "smofi_table1": smofi_tables.smofi_table1,
+    "smofi_table2": smofi_tables.smofi_table2,
+    "smofi_table3": smofi_tables.smofi_table3,
+    "smofi_table4": smofi_tables.smofi_table4,
+    "smofi_table5": smofi_tables.smofi_table5,
+    "smofi_figure1": smofi_figures.smofi_figure1,
+    "smofi_figure3": smofi_figures.smofi_figure3,
+    "smofi_figure4": smofi_figures.smofi_figure4,
+    "smofi_figure5": smofi_figures.smofi_figure5,
+    "smofi_figure9": smofi_figures.smofi_figure9,
+    "smofi_figure10": smofi_figures.smofi_figure10,
+    "smofi_figure11": smofi_figures.smofi_figure11,
+    "cut_table3_as_paper": cut_layer.cut_table3_as_paper,
+    "cut_table3_as_run": cut_layer.cut_table3_as_run,
+    "cut_table4_as_paper": cut_layer.cut_table4_as_paper,
+    "cut_table4_as_run": cut_layer.cut_table4_as_run,
+}
+
+
+def recipe(name: str, where: str = "") -> Recipe:
+    """The recipe of this name; `where` tells a user which file the name is in."""
+    return registry.find("recipe", RECIPES, name, where)()
 
 
 def runs(name: str) -> tuple[Run, ...]:
     """The runs of a recipe."""
-    return registry.find("recipe", RECIPES, name)()
+    return recipe(name).runs
+
+
+def of(run_name: str) -> Recipe | None:
+    """The recipe that a run belongs to, at whatever scale: its name's first word says so."""
+    word = unscaled(run_name).partition("/")[0]
+    return RECIPES[word]() if word in RECIPES else None

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
+from cutlayer.recipes.recipe import Recipe
 
 BASIC_METHODS = ("fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl")
 
 
-def digits() -> tuple[Run, ...]:
+def digits() -> Recipe:
     """The embedded digits, 20 clients of which 10 a round: half a minute on two cores."""
     return _side_by_side(
         Run(
@@ -28,7 +29,7 @@ def digits() -> tuple[Run, ...]:
     )
 
 
-def fashion_mnist() -> tuple[Run, ...]:
+def fashion_mnist() -> Recipe:
     """Fashion-MNIST, 50 clients of which 10 a round, Dirichlet 0.2."""
     return _side_by_side(
         Run(
@@ -46,7 +47,7 @@ def fashion_mnist() -> tuple[Run, ...]:
     )
 
 
-def cifar10() -> tuple[Run, ...]:
+def cifar10() -> Recipe:
     """CIFAR-10 with ResNet-18 cut after two residual blocks, 100 clients of which 20 a round: for a GPU."""
     return _side_by_side(
         Run(
@@ -73,5 +74,7 @@ def cifar10() -> tuple[Run, ...]:
     )
 
 
-def _side_by_side(run: Run) -> tuple[Run, ...]:
-    return tuple(replace(run, name=f"{run.name}/{method}", method=Choice(method)) for method in BASIC_METHODS)
+def _side_by_side(run: Run) -> Recipe:
+    return Recipe(
+        runs=tuple(replace(run, name=f"{run.name}/{method}", method=Choice(method)) for method in BASIC_METHODS)
+    )

@@ -1,0 +1,48 @@
+"""Options that several commands share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cutlayer.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")]
+Seed = Annotated[int | None, typer.Option(help="The seed, or the first of several.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")]
+Engine = Annotated[str | None, typer.Option(help="auto, loop or vmap.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
+Out = Annotated[Path, typer.Option(help="Where the folders of runs go.")]
+Scale = Annotated[
+    float | None,
+    typer.Option(metavar="F", help="Shrink clients, samples and rounds to this part, from above 0 to 1."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier runs of these names.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What the command line says about runs, whichever they are."""
+
+    rounds: int | None
+    seed: int | None
+    seeds: int
+    engine: str | None
+    data: Path | None
+    out: Path
+    scale: float | None
+    settings: list[str] | None
+    resume: bool
+    overwrite: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume and --overwrite contradict each other; give one of them")

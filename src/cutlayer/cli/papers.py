@@ -1,0 +1,165 @@
+"""Comparisons as papers print them, with the paper's own numbers beside them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.text import Text
+
+from cutlayer.cli.tables import plain_table
+from cutlayer.cli.text import time_unit
+from cutlayer.recipes.recipe import Published, Recipe
+from cutlayer.recipes.scale import unscaled
+from cutlayer.report import Comparison, Panel
+from cutlayer.trials import Group, Reach, Spread
+
+Cell = Callable[[Group], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A head and what stands below it; one with nothing to say is left out."""
+
+    head: str
+    cell: Cell
+
+
+def comparison(found: Comparison) -> Lines:
+    """A table for each panel, and below the last of a recipe what its paper says."""
+    printed: list[RenderableType] = []
+    for i, panel in enumerate(found.panels):
+        printed.append(_table(panel, title=panel.name if len(found.panels) > 1 else ""))
+        printed += [Text(line) for line in _remarks_on(panel)]
+        following = found.panels[i + 1].name if i + 1 < len(found.panels) else ""
+        if panel.recipe is not None and _experiment(following) != _experiment(panel.name):
+            printed += [Text(line) for line in _remarks(panel.recipe)]
+        if following:
+            printed.append(Text())
+    return Lines(*printed)
+
+
+def _table(panel: Panel, title: str) -> RenderableType:
+    table = plain_table(title)
+    table.add_column("run", overflow="fold", min_width=8)
+    columns = list(_columns(panel))
+    for column in columns:
+        table.add_column(column.head, justify="right", no_wrap=True)
+    for group in panel.groups:
+        table.add_row(group.label, *(column.cell(group) for column in columns))
+    return table
+
+
+def _columns(panel: Panel) -> Iterator[Column]:
+    """Beside a paper's numbers only what papers print, so that it fits on a page; all else is in --json."""
+    papers = [p for g in panel.groups if (p := panel.published(g)) is not None]
+    digits = 2 if papers else 1
+    yield Column("seeds", lambda g: str(len(g.trials)))
+    yield Column("rounds", lambda g: _range(g.rounds))
+    yield Column("best\naccuracy %", lambda g: accuracy(g.best, digits))
+    yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
+    if not papers:
+        yield Column("final\naccuracy %", lambda g: accuracy(g.final, digits))
+    if panel.target is not None:
+        yield from _race_columns(panel, papers)
+    if not papers:
+        yield Column("up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}")
+        yield Column("down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}")
+        yield Column("wall\nseconds", lambda g: f"{g.seconds:,.1f}")
+    if any(g.stopped for g in panel.groups):
+        yield Column("stopped", lambda g: str(g.stopped))
+
+
+def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+    unit, size = _unit(panel, papers)
+    yield Column("R", lambda g: _rounds(panel.reach(g), g))
+    yield from _published(panel, papers, "paper\nR", lambda p: p.rounds)
+    if len(panel.groups) > 1:
+        yield Column("speed-\nup", lambda g: _times(panel.speed_up(g)))
+    yield from _published(panel, papers, "paper\nspeed-up", lambda p: _times(p.speed_up) if p.speed_up else "")
+    if panel.timed:
+        yield Column(f"T\n{unit}", lambda g: _time(panel.reach(g), g, size))
+    yield from _published(panel, papers, "paper\nT h", lambda p: p.hours)
+
+
+def _published(
+    panel: Panel, papers: Sequence[Published], head: str, words: Callable[[Published], str]
+) -> Iterator[Column]:
+    """A column of the paper, if it prints any such number."""
+    if any(words(paper) for paper in papers):
+        yield Column(head, lambda g: (words(p) if (p := panel.published(g)) is not None else "") or "–")
+
+
+def _remarks_on(panel: Panel) -> Iterator[str]:
+    yield _race(panel)
+    recipe = panel.recipe
+    if recipe is None or not recipe.source:
+        return
+    yield f"source: {recipe.source}"
+    if panel.departures:
+        yield f"these runs are not {setting_of(recipe)}: {', '.join(panel.departures)}"
+
+
+def setting_of(recipe: Recipe) -> str:
+    """Whose setting a recipe's is: a paper's, where one has printed something of it."""
+    return "the paper's setting" if recipe.published or recipe.claims else "the recipe's setting"
+
+
+def _race(panel: Panel) -> str:
+    if panel.target is None:
+        return panel.rule
+    labels = [group.label for group in panel.references]
+    against = labels[0] if len(labels) == 1 else f"the base of each family: {', '.join(labels)}"
+    time = "; T: simulated time until then" if panel.timed else ""
+    speed = f"; speed-up against {against}" if labels and len(panel.groups) > 1 else ""
+    return f"R: first round that reaches the target {100 * panel.target:.1f} % ({panel.rule}){time}{speed}"
+
+
+def _remarks(recipe: Recipe) -> list[str]:
+    return [f"the paper says: {claim}" for claim in recipe.claims] + [f"note: {note}" for note in recipe.notes]
+
+
+def accuracy(spread: Spread | None, digits: int = 1) -> str:
+    """A mean in per cent, with its deviation if there is one."""
+    if spread is None:
+        return "–"
+    std = "" if spread.std is None else f" ± {100 * spread.std:.{digits}f}"
+    return f"{100 * spread.mean:.{digits}f}{std}"
+
+
+def _published_accuracy(paper: Published) -> str:
+    if paper.accuracy is None:
+        return ""
+    return f"{paper.accuracy:.2f}" + ("" if paper.std is None else f" ± {paper.std:.2f}")
+
+
+def _rounds(reach: Reach, group: Group) -> str:
+    if reach.mean is None:
+        return f">{min(group.rounds)}"
+    mean = f"{reach.mean:.4g}"
+    return mean if reach.by_all else f"{mean} ({reach.reached}/{reach.seeds})"
+
+
+def _time(reach: Reach, group: Group, size: float) -> str:
+    """Never reached: longer than the whole run."""
+    if reach.mean is not None:
+        return "–" if reach.time is None else f"{reach.time / size:,.2f}"
+    return "–" if group.simulated is None else f">{group.simulated / size:,.2f}"
+
+
+def _unit(panel: Panel, papers: Sequence[Published]) -> tuple[str, float]:
+    if any(paper.hours for paper in papers):
+        return "h", 3600.0  # as the paper
+    return time_unit(max((group.simulated or 0.0 for group in panel.groups), default=0.0))
+
+
+def _times(factor: float | None) -> str:
+    return "–" if factor is None else f"{factor:.2f}×"
+
+
+def _range(values: Sequence[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}–{max(values)}"
+
+
+def _experiment(name: str) -> str:
+    return unscaled(name).partition("/")[0]

@@ -1,0 +1,63 @@
+"""What a command has found, for people or for machines."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from cutlayer import config, figures, recipes
+from cutlayer.cli import papers, tables
+from cutlayer.cli.cut_table import cut_table
+from cutlayer.config import Run
+from cutlayer.cuts import CutStudy
+from cutlayer.report import Comparison
+
+LOG_WIDTH = 140  # where there is no terminal to measure
+
+
+def console() -> Console:
+    """Where tables go."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if known else LOG_WIDTH, highlight=False)
+
+
+def comparison(found: Comparison, figure: Path | None, machine: bool) -> None:
+    """The numbers first: they must not be lost if the figure cannot be written."""
+    if machine:
+        as_json({**found.as_dict(), "figure": None if figure is None else str(figure)})
+    else:
+        console().print(papers.comparison(found))
+    if figure is not None:
+        figures.draw(found, figure)
+        if not machine:
+            typer.echo(f"figure: {figure}")
+
+
+def cuts(found: CutStudy, figure: Path, machine: bool) -> None:
+    """A study of the cut, numbers first."""
+    if machine:
+        as_json({**found.as_dict(), "figure": str(figure)})
+    else:
+        console().print(cut_table(found), *found.conclusions(), sep="\n")
+    figures.draw_cuts(found, figure)
+    if not machine:
+        typer.echo(f"figure: {figure}")
+
+
+def runs(found: Sequence[Run], machine: bool) -> None:
+    """Runs that have not been trained."""
+    recipe = recipes.of(found[0].name)
+    source = "" if recipe is None else recipe.source
+    if machine:
+        as_json({"source": source or None, "runs": [config.as_dict(run) for run in found]})
+    else:
+        console().print(tables.run_tables(found), *([f"source: {source}"] if source else []), sep="")
+
+
+def as_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2))

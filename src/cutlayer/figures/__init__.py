@@ -1,0 +1,28 @@
+"""Figures as a paper prints them: learning curves, or accuracy against a setting."""
+
+from pathlib import Path
+
+from cutlayer.cuts import CutStudy
+from cutlayer.figures import curves, cuts, sweep
+from cutlayer.figures.style import check_format, written
+from cutlayer.report import Comparison
+
+__all__ = ["check_format", "draw", "draw_cuts"]
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """One figure of all panels: the sweep that their recipe asks for, or learning curves."""
+    recipe = comparison.panels[0].recipe
+    of_one_recipe = len({panel.name.partition("/")[0] for panel in comparison.panels}) == 1
+    asked = recipe.figure if recipe is not None and of_one_recipe else None
+    with written(path) as figure:
+        if asked is None:
+            curves.fill(figure, comparison.panels)
+        else:
+            sweep.fill(figure, comparison.panels, asked)
+
+
+def draw_cuts(study: CutStudy, path: Path) -> None:
+    """One figure of what a cut does: accuracy, traffic, the clients' work and simulated time."""
+    with written(path) as figure:
+        cuts.fill(figure, study)

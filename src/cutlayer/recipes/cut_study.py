@@ -1,0 +1,62 @@
+"""A study of the cut on data of one's own: methods at every cut, on even and on uneven data."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cutlayer import build
+from cutlayer.config import Choice, Run
+from cutlayer.recipes.compose import label, named, using
+from cutlayer.recipes.recipe import Recipe, Sweep
+from cutlayer.split import Split
+
+METHODS = ("sfl_v1", "sfl_v2")
+
+
+def study(
+    base: Run,
+    *,
+    methods: Sequence[str] = METHODS,
+    cuts: Sequence[int | str] | None = None,
+    alpha: float = 0.1,
+) -> Recipe:
+    """The base run with these methods at these cuts, by default all that leave units on both sides."""
+    run = base if base.devices is not None else replace(base, devices=Choice("pool"))
+    numbers = _numbers(base, cuts)
+    panels = {
+        panel: {
+            f"{method}-cut{number}": using(replace(run, partition=partition, cut=number), method, **_kept(base, method))
+            for method in methods
+            for number in numbers
+        }
+        for panel, partition in (("iid", Choice("iid")), ("dirichlet", _uneven(base.partition, alpha)))
+    }
+    first_word = base.name.partition("/")[0]
+    return Recipe(
+        runs=named(f"{first_word}_cuts", panels),
+        figure=Sweep(label="units at the client", x=_cut, series=lambda run: run.method.name),
+    )
+
+
+def _numbers(base: Run, cuts: Sequence[int | str] | None) -> list[int]:
+    """The cuts as numbers of units; units are the same for inputs of any shape."""
+    with torch.device("meta"):
+        split = Split(build.model(base.model.name, base.model.options), 1)
+    if cuts is None:
+        return list(range(1, split.num_units))
+    return [split.with_cut(cut).cut for cut in cuts]
+
+
+def _kept(base: Run, method: str) -> dict[str, Any]:
+    return base.method.options if base.method.name == method else {}
+
+
+def _uneven(partition: Choice, alpha: float) -> Choice:
+    kept = partition.options if partition.name == "dirichlet" else {}
+    return Choice("dirichlet", {**kept, "alpha": alpha})
+
+
+def _cut(run: Run) -> float:
+    return float(label(run).rpartition("-cut")[2])

@@ -1,0 +1,357 @@
+"""Specifies the recipes: each is the product of its pieces and has its paper's settings and numbers."""
+
+import tomllib
+from collections import Counter
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from cutlayer import config, recipes
+from cutlayer.batches import Batching
+from cutlayer.config import Choice, Run
+from cutlayer.recipes import cut_layer, evidence, published, smofi, smofi_figures, smofi_tables
+from cutlayer.recipes.recipe import Published
+
+SIZES = {  # panels and runs
+    "smofi_table1": (3, 45),
+    "smofi_table2": (3, 18),
+    "smofi_table3": (6, 30),
+    "smofi_table4": (3, 15),
+    "smofi_table5": (2, 10),
+    "smofi_figure1": (2, 4),
+    "smofi_figure3": (1, 13),
+    "smofi_figure4": (4, 20),
+    "smofi_figure5": (7, 35),
+    "smofi_figure9": (2, 22),
+    "smofi_figure10": (3, 30),
+    "smofi_figure11": (3, 12),
+    "cut_table3_as_paper": (3, 30),
+    "cut_table3_as_run": (3, 29),
+    "cut_table4_as_paper": (4, 40),
+    "cut_table4_as_run": (4, 38),
+    "smofi_fashion_mnist": (1, 9),
+}
+EXTRA = {  # runs without a number in a table that has numbers
+    "smofi_table2": {"fedavg"},
+    "cut_table3_as_paper": {"sfl_v1-sgd-cut1"},
+    "cut_table4_as_paper": {"sfl_v1-sgd-cut1"},
+}
+PAPERS = {name: recipes.RECIPES[name] for name in SIZES}
+BY_NAME = {run.name: run for recipe in PAPERS.values() for run in recipe().runs}
+PLUG_INS = ("fedavg", "fedavgm", "slowmo", "fednag", "smofi")
+
+each_recipe = pytest.mark.parametrize("name", PAPERS)
+
+
+def label(run_name: str) -> str:
+    return PurePosixPath(run_name).name
+
+
+def options(run: Run) -> dict[str, Any]:
+    return run.optimiser.options
+
+
+# -- structure ---------------------------------------------------------------------------------------
+
+
+@each_recipe
+def test_names_and_numbers_of_runs(name: str) -> None:
+    recipe = PAPERS[name]()
+    assert PAPERS[name].__doc__ and "\n" not in PAPERS[name].__doc__
+    names = [run.name for run in recipe.runs]
+    panels = {run_name.rpartition("/")[0] for run_name in names}
+    assert (len(panels), len(names), len(set(names))) == (*SIZES[name], SIZES[name][1])
+    assert all(panel.startswith(name) for panel in panels)
+    assert recipe.source
+    same = Counter(config.dumps(replace(run, name="one")) for run in recipe.runs)
+    assert max(same.values()) == 1, "two runs of one recipe are the same"
+
+
+@each_recipe
+def test_every_run_is_what_its_file_says(name: str) -> None:
+    for run in PAPERS[name]().runs:
+        assert config.changed(Run(), tomllib.loads(config.dumps(run)), "a file") == run
+
+
+@each_recipe
+def test_every_number_has_its_run_and_every_run_its_number(name: str) -> None:
+    recipe = PAPERS[name]()
+    runs = {run.name for run in recipe.runs}
+    assert set(recipe.published) <= runs
+    assert set(recipe.against) | set(recipe.against.values()) <= runs
+    if recipe.published:
+        unprinted = {label(run) for run in runs - set(recipe.published)}
+        beyond = {"fedavg-sgd"} if "as_run" in name else set()
+        assert unprinted <= EXTRA.get(name, set()) | beyond
+    else:
+        assert recipe.claims or name == "smofi_fashion_mnist"
+
+
+@each_recipe
+def test_a_panel_has_one_plain_fedavg_unless_its_target_is_given(name: str) -> None:
+    recipe = PAPERS[name]()
+    panels = {run.name.rpartition("/")[0] for run in recipe.runs}
+    assert set(recipe.targets) <= panels
+    for panel in panels - set(recipe.targets):
+        assert BY_NAME[f"{panel}/fedavg"].method.name == "fedavg"
+        if "as_run" not in name:
+            assert BY_NAME[f"{panel}/fedavg"].method.options == {}
+
+
+def test_table_1_is_the_product_of_bases_and_plug_ins() -> None:
+    recipe = smofi_tables.smofi_table1()
+    for data, setup in smofi.IMAGES.items():
+        for base, of in smofi.BASES.items():
+            for plug_in, plugged in smofi.plug_ins(setup).items():
+                run = BY_NAME[f"smofi_table1/{data}/{smofi.grid_label(base, plug_in)}"]
+                assert (run.method, run.batching) == (plugged.method, plugged.batching)
+                nesterov = {"nesterov": True} if plug_in == "fednag" else {}
+                assert options(run) == {**options(plugged), **of(setup), **nesterov}
+    assert [label(run.name) for run in recipe.runs[:15]] == [
+        *PLUG_INS,
+        *("fedprox", "fedprox+fedavgm", "fedprox+slowmo", "fedprox+fednag", "fedprox+smofi"),
+        *("fednar", "fednar+fedavgm", "fednar+slowmo", "fednar+fednag", "fednar+smofi"),
+    ]
+
+
+def test_speed_ups_of_table_1_are_against_the_family_s_base() -> None:
+    against = smofi_tables.smofi_table1().against
+    assert len(against) == 30
+    assert against["smofi_table1/tiny/fedprox+smofi"] == "smofi_table1/tiny/fedprox"
+    assert against["smofi_table1/tiny/fednar"] == "smofi_table1/tiny/fednar"
+    assert not any(label(run) in PLUG_INS for run in against)
+
+
+# -- the papers' settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "data", "clients", "per_round", "rounds", "batch", "lr", "decay"),
+    [
+        ("smofi_table1/cifar10/fedavg", "cifar10", 100, 20, 1000, 32, 0.05, 5e-4),
+        ("smofi_table1/cifar100/fedavg", "cifar100", 100, 20, 600, 32, 0.05, 5e-4),
+        ("smofi_table1/tiny/fedavg", "tiny_imagenet", 200, 40, 400, 64, 0.05, 1e-3),
+        ("smofi_table4/tiny-j30/fedavg", "tiny_imagenet", 200, 30, 400, 64, 0.05, 1e-3),
+        ("smofi_table5/shakespeare/fedavg", "shakespeare", 100, 20, 300, 100, 0.01, 5e-4),
+        ("smofi_table5/google_speech/fedavg", "speech_commands", 200, 20, 300, 32, 0.01, 5e-4),
+        ("smofi_figure5/vgg16/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.01, 5e-4),
+        ("smofi_figure5/resnet18/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 5e-4),
+        ("smofi_figure5/densenet169/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 1e-3),
+    ],
+)
+def test_settings_of_smofi(
+    run: str, data: str, clients: int, per_round: int, rounds: int, batch: int, lr: float, decay: float
+) -> None:
+    found = BY_NAME[run]
+    assert (found.data, found.clients, found.per_round, found.rounds) == (data, clients, per_round, rounds)
+    epochs = 1 if data == "speech_commands" else 5
+    assert found.batching == Batching(size=batch, epochs=epochs)
+    assert found.optimiser == Choice(
+        "sgd",
+        {"lr": {"schedule": "exponential", "lr": lr, "decay": 0.998}, "momentum": 0.9, "weight_decay": decay},
+    )
+    assert found.augment is None
+
+
+@pytest.mark.parametrize(
+    ("panel", "mu", "fedavgm", "slowmo", "beta", "steps"),
+    [
+        ("smofi_table1/cifar10", 0.01, 0.3, (0.5, 0.4), 0.3, 75),
+        ("smofi_table1/cifar100", 0.01, 0.5, (1.0, 0.6), 0.5, 75),
+        ("smofi_table1/tiny", 0.1, 0.5, (1.0, 0.6), 0.5, 40),
+        ("smofi_table5/shakespeare", None, 0.7, (1.0, 0.6), 0.5, 115),
+        ("smofi_table5/google_speech", None, 0.5, (1.0, 0.6), 0.5, 15),
+    ],
+)
+def test_choices_of_the_momentum_methods(
+    panel: str, mu: float | None, fedavgm: float, slowmo: tuple[float, float], beta: float, steps: int
+) -> None:
+    runs = {name: BY_NAME[f"{panel}/{name}"] for name in PLUG_INS}
+    assert runs["fedavgm"].method == Choice("fedavgm", {"beta": fedavgm})
+    assert runs["slowmo"].method == Choice("slowmo", {"alpha": slowmo[0], "beta": slowmo[1]})
+    assert runs["fednag"].method == Choice("fednag")
+    assert runs["smofi"].method == Choice("smofi", {"alpha": -0.1, "beta": beta})
+    assert options(runs["fednag"])["nesterov"] is True
+    assert [runs[name].batching.steps for name in PLUG_INS] == [None, None, steps, steps, None]
+    if mu is not None:
+        assert options(BY_NAME[f"{panel}/fedprox+smofi"])["proximal"] == mu
+        nar = options(BY_NAME[f"{panel}/fednar"])
+        assert (nar["clip"], nar["clip_scope"], nar["clip_decay"]) == (10.0, "joint", True)
+
+
+def test_cuts_of_smofi() -> None:
+    assert BY_NAME["smofi_table1/cifar10/smofi"].cut == "layer1.1"
+    assert BY_NAME["smofi_figure3/cifar10/smofi-cut0"].cut == 1
+    assert BY_NAME["smofi_figure3/cifar10/smofi-cut8"].cut == 9
+    assert BY_NAME["smofi_figure9/tiny/smofi-cut14-16"].method.options["random_cut"] == (15, 17)
+    cuts = {label(run.name.rpartition("/")[0]): run.cut for run in smofi_figures.smofi_figure5().runs}
+    assert cuts == {
+        "vgg11": "conv2_1",
+        "vgg16": "conv2_2",
+        "mobilenet_v2": "block4",
+        "resnet18": "layer1.1",
+        "resnet34": "layer1.1",
+        "densenet121": "transition1",
+        "densenet169": "transition1",
+    }
+
+
+def test_partitions_of_smofi() -> None:
+    def partition(panel: str) -> Choice:
+        return BY_NAME[f"{panel}/fedavg"].partition
+
+    assert partition("smofi_table1/cifar10") == Choice("dirichlet", {"alpha": 0.2, "min_size": 32})
+    assert partition("smofi_table3/tiny-dir05") == Choice("dirichlet", {"alpha": 0.5, "min_size": 64})
+    assert partition("smofi_table3/cifar100-iid") == Choice("iid")
+    assert partition("smofi_table5/shakespeare").name == "natural"
+
+
+def test_table_2_tells_the_time() -> None:
+    runs = {label(run.name): run for run in smofi_tables.smofi_table2().runs[:6]}
+    assert list(runs) == ["fedavg", "sfl_v1-step", "sfl_v1-epoch", "sfl_v2", "mergesfl", "smofi"]
+    assert all(run.devices == Choice("pool", {"kappa": 100}) for run in runs.values())
+    assert runs["mergesfl"].method == Choice("mergesfl", {"regulate": True})
+    assert runs["mergesfl"].batching.steps == 75
+    assert runs["sfl_v1-step"].method.options == {"sync": "step"}
+
+
+def test_figures_of_smofi() -> None:
+    assert smofi_figures.smofi_figure5().share == 1.0
+    recipe = smofi_figures.smofi_figure10()
+    assert recipe.targets == {
+        "smofi_figure10/cifar10": 0.70,
+        "smofi_figure10/cifar100": 0.43,
+        "smofi_figure10/tiny": 0.30,
+    }
+    assert recipe.figure is not None
+    swept = [(recipe.figure.series(run), recipe.figure.x(run)) for run in recipe.runs[:10]]
+    assert swept == [(method, beta) for method in ("smofi", "fedavgm") for beta in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    recipe = smofi_figures.smofi_figure9()
+    assert recipe.figure is not None
+    assert [recipe.figure.x(run) for run in recipe.runs[13:]] == [
+        *(None, "default", "alpha-0.01", "alpha-1", "alpha-10"),
+        *("cut0-3", "cut4-7", "cut8-13", "cut14-16"),
+    ]
+    alphas = [run.method.options["alpha"] for run in recipe.runs[14:18]]
+    assert alphas == [-0.1, -0.01, -1.0, -10.0]
+    adam = BY_NAME["smofi_figure4/adamw/smofi"].optimiser
+    assert adam == Choice("adamw", {"lr": {"schedule": "exponential", "lr": 1e-3, "decay": 0.998}, "weight_decay": 0.0})
+    assert BY_NAME["smofi_figure11/tiny/smofi-no-align"].method.options == {"alpha": -0.1, "beta": 0.5, "align": False}
+    assert BY_NAME["smofi_figure11/tiny/smofi-no-global"].method.options == {"alpha": -0.1, "beta": 0.0}
+
+
+def test_the_cut_layer_paper_as_stated() -> None:
+    for data, clients, rounds, model in (
+        ("ham10000", 100, 100, "resnet18"),
+        ("cifar10", 100, 200, "resnet18"),
+        ("cifar100", 100, 300, "resnet50"),
+        ("tiny", 10, 300, "resnet50"),
+    ):
+        fedavg, v1, v1_sgd, v2 = (
+            BY_NAME[f"cut_table4_as_paper/{data}/{name}"]
+            for name in ("fedavg", "sfl_v1-cut3", "sfl_v1-sgd-cut1", "sfl_v2-cut3")
+        )
+        assert {(r.clients, r.per_round, r.rounds, r.model.name) for r in (fedavg, v1, v2)} == {
+            (clients, None, rounds, model)
+        }
+        assert fedavg.batching == Batching(size=64, epochs=5, drop_last=False)
+        assert fedavg.optimiser == v1_sgd.optimiser == Choice("sgd", {"lr": 0.01})
+        assert v1.optimiser == v2.optimiser == Choice("adam", {"lr": 0.001})
+        assert (v1.method, v2.method) == (Choice("sfl_v1"), Choice("sfl_v2"))
+        assert fedavg.model == v1.model == v2.model
+        alpha = v2.partition.options.get("alpha")
+        assert alpha == (None if data == "ham10000" else 0.1)
+
+
+def test_the_cut_layer_paper_as_run() -> None:
+    def at(name: str) -> Run:
+        return BY_NAME[f"cut_table4_as_run/{name}"]
+
+    assert at("ham10000/fedavg").rounds == 300
+    assert at("ham10000/fedavg").partition == Choice("iid")
+    assert at("ham10000/fedavg").optimiser.name == "adam"
+    assert at("ham10000/fedavg-sgd").optimiser.name == "sgd"
+    assert at("ham10000/fedavg").augment.rotate == 10
+    assert at("tiny/sfl_v2-cut1").partition.options == {"alpha": 0.01, "min_size": 10, "balance_cap": True}
+    fedavg = at("cifar10/fedavg")
+    assert fedavg.method == Choice("fedavg", {"agg": "uniform"})
+    assert fedavg.model.options == {"strides": (2, 2, 2, 2), "head": (256, 256)}
+    assert at("cifar10/sfl_v1-cut1").model.options == {}
+    assert at("tiny/fedavg").model == at("tiny/sfl_v1-cut1").model
+    sgd = {"momentum": 0.9, "weight_decay": 5e-4}
+    falling = {"schedule": "cosine", "lr": 0.001, "rounds": 200}
+    v1, v2 = at("cifar10/sfl_v1-cut2"), at("cifar10/sfl_v2-cut2")
+    assert v1.optimiser == Choice("sgd", {"lr": falling, **sgd})
+    assert v1.server_optimiser == Choice("sgd", {"lr": 0.001, **sgd})
+    assert v2.optimiser == Choice("adam", {"lr": falling, "weight_decay": 5e-4})
+    assert v2.server_optimiser == Choice("sgd", {"lr": falling, **sgd})
+    assert v2.method.options == {"agg": "uniform", "interleave": "client", "order": "fixed"}
+    kept = {name for name, run in BY_NAME.items() if "as_run" in name and not run.batching.drop_last}
+    assert {name.partition("/")[0] for name in kept} == {"cut_table3_as_run"}
+    assert {name.split("/")[1] for name in kept} == {"cifar10", "tiny"}
+    assert "cut_table3_as_run/cifar10/fedavg" not in kept
+    assert BY_NAME["cut_table3_as_run/cifar10/sfl_v2-cut1"].rounds == 100
+
+
+def test_a_client_has_whole_stages_of_the_network() -> None:
+    cuts = [run.cut for run in cut_layer.cut_table3_as_paper().runs if "sfl_v2" in run.name]
+    eighteen, fifty = ["layer1.1", "layer2.1", "layer3.1", "layer4.1"], ["layer1.2", "layer2.3", "layer3.5", "layer4.2"]
+    assert cuts == [*eighteen, *fifty, *fifty]
+
+
+# -- the papers' numbers -----------------------------------------------------------------------------
+
+
+def test_numbers_of_the_papers() -> None:
+    table1 = smofi_tables.smofi_table1().published
+    assert table1["smofi_table1/cifar10/fedavg"] == Published(accuracy=77.16, std=0.11, rounds="258", speed_up=1.0)
+    assert table1["smofi_table1/tiny/fednar+smofi"] == Published(accuracy=40.47, std=0.11, rounds="16", speed_up=10.25)
+    table2 = smofi_tables.smofi_table2().published
+    assert table2["smofi_table2/tiny/sfl_v1-step"] == Published(
+        accuracy=21.81, std=0.98, rounds=">400", hours=">578.95"
+    )
+    table3 = smofi_tables.smofi_table3().published
+    assert table3["smofi_table3/tiny-iid/smofi"] == Published(accuracy=42.48, std=0.32, rounds="11", speed_up=13.36)
+    assert table3["smofi_table3/cifar10-dir05/fednag"].accuracy == 82.26
+    table4 = smofi_tables.smofi_table4().published
+    assert table4["smofi_table4/tiny-j20/slowmo"] == Published(accuracy=34.91, std=0.24, rounds="64", speed_up=1.95)
+    table5 = smofi_tables.smofi_table5().published
+    assert table5["smofi_table5/shakespeare/fednag"] == Published(accuracy=42.56, std=2.59, rounds="210", speed_up=0.81)
+    cut3, cut4 = cut_layer.cut_table3_as_run().published, cut_layer.cut_table4_as_paper().published
+    assert cut3["cut_table3_as_run/cifar10/sfl_v2-cut1"] == Published(accuracy=92.30, std=0.15)
+    assert cut3["cut_table3_as_run/tiny/fedavg-sgd"] == Published(accuracy=57.40, std=0.38)
+    assert cut4["cut_table4_as_paper/tiny/sfl_v1-cut4"] == Published(accuracy=13.89, std=1.00)
+
+
+SMOFI_TABLES = (
+    published.SMOFI_TABLE1,
+    published.SMOFI_TABLE3_DIR05,
+    published.SMOFI_TABLE3_IID,
+    published.SMOFI_TABLE4,
+    published.SMOFI_TABLE5,
+)
+
+
+@pytest.mark.parametrize("table", SMOFI_TABLES, ids=lambda table: table.source)
+def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(table: published.Table) -> None:
+    """To the rounding of the mean rounds, which are printed whole; so no number is mistyped by much."""
+    rounds = {key: float(p.rounds) for key, p in table.by_run("t").items()}
+    for key, p in table.by_run("t").items():
+        panel, word = key.rpartition("/")[::2]
+        base = word.partition("+")[0] if word.startswith(("fedprox", "fednar")) else "fedavg"
+        gain = rounds[f"{panel}/{base}"] / rounds[key]
+        assert p.speed_up == pytest.approx(gain, rel=0.5 / rounds[key] + 0.5 / rounds[f"{panel}/{base}"], abs=0.006)
+
+
+def test_a_table_needs_a_cell_for_each_panel() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        published.Table(source="", panels=("a", "b"), rows={"fedavg": ((1.0, 0.1),)}).by_run("t")
+
+
+def test_fixed_steps_on_fashion_mnist_are_the_mean_of_a_round() -> None:
+    runs = {label(run.name): run for run in evidence.smofi_fashion_mnist().runs}
+    assert runs["fedavg"].batching == Batching(size=32, epochs=2)
+    assert evidence.MEAN_STEPS == 75  # two epochs of 60,000 samples over 50 clients in batches of 32
+    assert {name for name, run in runs.items() if run.batching.steps == 75} == {"slowmo", "fednag", "mergesfl"}

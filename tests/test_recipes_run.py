@@ -1,0 +1,139 @@
+"""Specifies that every recipe runs: two rounds of each, with a few random samples and narrow models."""
+
+import json
+import wave
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import distance
+from safetensors.torch import load_file
+from test_recipes import BY_NAME, PAPERS, each_recipe
+from torch import Tensor
+
+from cutlayer.config import Choice, Run
+from cutlayer.run import Folder, execute
+
+CLIENTS = 2
+SMALLER: dict[str, dict[str, Any]] = {  # options of models that make them small
+    "cnn": {"width": 2},
+    "resnet18": {"width": 2},
+    "resnet34": {"width": 2},
+    "resnet50": {"width": 2},
+    "vgg11": {"width": 2, "classifier": (4,)},
+    "vgg16": {"width": 2, "classifier": (4,)},
+    "mobilenet_v2": {"width": 0.1},
+    "densenet121": {"growth": 2},
+    "densenet169": {"growth": 2},
+    "char_transformer": {"width": 8, "heads": 2},
+}
+
+
+def shrunk(run: Run) -> Run:
+    """The run with two clients of a few samples, a narrow model, and two rounds of a step or two."""
+    steps = None if run.batching.steps is None else 1
+    partition = run.partition
+    if partition.name == "dirichlet":
+        partition = Choice("dirichlet", {**partition.options, "alpha": 5.0, "min_size": 2})
+    elif partition.name == "natural":
+        partition = Choice("natural", {"min_size": 2})
+    return replace(
+        run,
+        clients=CLIENTS,
+        per_round=None,
+        partition=partition,
+        model=Choice(run.model.name, {**run.model.options, **SMALLER[run.model.name]}),
+        batching=replace(run.batching, size=2, epochs=1, steps=steps),
+        rounds=2,
+        engine="loop",
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random pixels, letters and sounds in the published formats, a few samples each."""
+    root = tmp_path_factory.mktemp("data")
+    for name, shape, classes in (
+        ("fashion_mnist", (28, 28), 10),
+        ("cifar10", (3, 32, 32), 10),
+        ("cifar100", (3, 32, 32), 100),
+        ("tiny_imagenet", (3, 64, 64), 200),
+        ("ham10000", (3, 64, 64), 7),
+    ):
+        random = np.random.default_rng(0)
+        x = {f"x_{part}": random.integers(0, 256, (num, *shape), np.uint8) for part, num in SETS.items()}
+        y = {f"y_{part}": np.arange(num) % classes for part, num in SETS.items()}
+        np.savez(root / f"{name}.npz", **x, **y)
+    _write_shakespeare(root / "shakespeare")
+    _write_speech(root / "speech_commands")
+    return root
+
+
+SETS = {"train": 8, "test": 2}
+
+
+def _write_shakespeare(folder: Path) -> None:
+    letters = np.random.default_rng(0).choice(list("abcdefgh .,"), 200)
+    windows = ["".join(letters[i : i + 80]) for i in range(4)]
+    said = {"x": windows, "y": list("abca")}
+    for part in SETS:
+        (folder / part).mkdir(parents=True)
+        users = {"user_data": dict.fromkeys(("HAMLET", "OPHELIA"), said)}
+        (folder / part / "all.json").write_text(json.dumps(users))
+
+
+def _write_speech(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for word in ("yes", "no"):
+        (folder / word).mkdir(parents=True)
+        for number in range(5):
+            with wave.open(str(folder / word / f"{number:08x}_nohash_0.wav"), "wb") as file:
+                file.setparams((1, 2, 16_000, 0, "NONE", ""))
+                file.writeframes(random.integers(-3000, 3000, 16_000, np.int16).tobytes())
+    (folder / "testing_list.txt").write_text("yes/00000000_nohash_0.wav\nno/00000000_nohash_0.wav\n")
+    (folder / "validation_list.txt").write_text("")
+
+
+def ran(run: Run, data: Path, folder: Path) -> list[dict[str, Any]]:
+    """The two rounds of a shrunk run, in numbers."""
+    small = shrunk(run)
+    execute(small, Folder(folder / run.name), root=data)
+    records = Folder(folder / run.name).history()
+    assert [record["round"] for record in records] == [1, 2]
+    for record in records:
+        assert record["loss"] is not None and record["test_loss"] is not None
+        assert record.get("stopped", 0) == 0
+        assert ("simulated_seconds" in record) == (run.devices is not None)
+    return records
+
+
+def first_and_last(name: str) -> tuple[Run, ...]:
+    """A run of FedAvg, or one that the recipe begins with, and a split one."""
+    runs = PAPERS[name]().runs
+    return runs[0], runs[-1]
+
+
+@each_recipe
+def test_the_first_and_the_last_run_of_each_recipe_run(name: str, data: Path, tmp_path: Path) -> None:
+    for run in first_and_last(name):
+        ran(run, data, tmp_path)
+
+
+@pytest.mark.slow
+@each_recipe
+def test_every_run_of_each_recipe_runs(name: str, data: Path, tmp_path: Path) -> None:
+    for run in PAPERS[name]().runs:
+        ran(run, data, tmp_path)
+
+
+def test_sfl_v1_with_the_optimiser_of_fedavg_is_fedavg(data: Path, tmp_path: Path) -> None:
+    def weights(name: str) -> dict[str, Tensor]:
+        run = BY_NAME[f"cut_table3_as_paper/cifar10/{name}"]
+        ran(run, data, tmp_path)
+        return load_file(Folder(tmp_path / run.name).path / "model.safetensors")
+
+    fedavg = weights("fedavg")
+    assert distance(fedavg, weights("sfl_v1-sgd-cut1")) < 1e-5
+    assert distance(fedavg, weights("sfl_v1-cut1")) > 1e-3  # the length of one of Adam's four steps
