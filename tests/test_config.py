@@ -172,7 +172,7 @@ runs = st.builds(
     validation=st.floats(0, 1, exclude_max=True),
     clients=counts,
     per_round=st.none() | counts,
-    partition=st.builds(lambda a: Choice("dirichlet", {"alpha": a}), st.floats(allow_nan=False)),
+    partition=st.builds(lambda a: Choice("dirichlet", {"alpha": a}), positive()),
     model=st.builds(lambda h: Choice("mlp", {"hidden": h}), st.lists(counts)),
     cut=some_cut,
     head=st.none() | some_cut,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cutlayer.data import load
+from cutlayer.data import load, speech
 from cutlayer.data.logmel import FLOOR, log_mel, mel_filters
 from cutlayer.data.partition import Natural
 from cutlayer.data.shakespeare import ALPHABET, STRIDE, decoded, encoded, windows
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, caplog):
     (tmp_path / f".tiny_imagenet.{os.getpid()}.npz").mkdir()  # in the way of the file
     assert np.array_equal(pixels(load("tiny_imagenet", tmp_path), train)[0], train)
     assert caplog.messages[1].startswith("tiny_imagenet: cannot keep the decoded images (")
-    assert caplog.messages[1].endswith("); they will be decoded again next time")
+    assert caplog.messages[1].endswith("); they will be made again next time")
     assert not (tmp_path / "tiny_imagenet.npz").exists()
 
 
@@ -479,6 +479,117 @@ def test_speech_commands(tmp_path):
     assert (dataset.train.y.tolist(), dataset.test.y.tolist(), dataset.train.num_classes) == ([0, 1, 1], [0], 2)
     assert dataset.train.group_names == ("aa", "bb")
     assert (dataset.train.groups.tolist(), dataset.test.groups.tolist()) == ([0, 0, 1], [1])
+
+
+def spoil(folder):
+    """Leave every recording by name only."""
+    for path in folder.glob("*/*.wav"):
+        path.write_bytes(b"")
+
+
+def assert_equal(one, other):
+    for part, same in ((one.train, other.train), (one.test, other.test)):
+        assert torch.equal(part.x, same.x)
+        assert torch.equal(part.y, same.y)
+        assert torch.equal(part.groups, same.groups)
+        assert (part.num_classes, part.group_names) == (same.num_classes, same.group_names)
+
+
+def test_recordings_are_read_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "cutlayer")
+    folder = tmp_path / "speech_commands"
+    write_speech(folder)
+    before = {p.name for p in folder.iterdir()}
+    dataset = load("speech_commands", tmp_path)
+    assert caplog.messages == ["speech_commands: reading 4 recordings, once"]
+    assert {p.name for p in folder.iterdir()} == before | {"log_mel.npz"}
+    spoil(folder)
+    again = load("speech_commands", tmp_path)
+    assert_equal(again, dataset)
+    assert (again.train.num_classes, again.train.group_names) == (2, ("aa", "bb"))
+    assert len(caplog.messages) == 1
+    (folder / "testing_list.txt").write_text("yes/aa_nohash_0.wav\n")  # the division is not kept
+    assert load("speech_commands", tmp_path).test.y.tolist() == [1]
+    (folder / "log_mel.npz").unlink()
+    assert refusal("speech_commands", tmp_path).startswith(f"cannot read {folder / 'no/aa_nohash_0.wav'}: ")
+
+
+def fewer(folder):
+    (folder / "yes/bb_nohash_0.wav").unlink()
+
+
+def renamed(folder):
+    (folder / "yes/bb_nohash_0.wav").rename(folder / "yes/cc_nohash_0.wav")
+
+
+def more(folder):
+    write_wav(folder / "up/dd_nohash_0.wav", np.arange(16_000) % 1000)
+
+
+@pytest.mark.parametrize("change", [fewer, renamed, more])
+def test_other_recordings_are_read_anew(tmp_path, caplog, change):
+    caplog.set_level(logging.INFO, "cutlayer")
+    kept, fresh = tmp_path / "kept/speech_commands", tmp_path / "fresh/speech_commands"
+    write_speech(kept)
+    write_speech(fresh)
+    load("speech_commands", kept.parent)
+    change(kept)
+    change(fresh)
+    caplog.clear()
+    dataset = load("speech_commands", kept.parent)
+    path = kept / "log_mel.npz"
+    assert caplog.messages[0] == f"speech_commands: {path} is made again: it belongs to other files or settings"
+    assert_equal(dataset, load("speech_commands", fresh.parent))
+    spoil(kept)
+    assert_equal(load("speech_commands", kept.parent), dataset)
+
+
+@pytest.mark.parametrize("setting", ["FRONT_END", "FLOOR", "EDITION"])
+def test_another_front_end_reads_anew(tmp_path, monkeypatch, setting):
+    folder = tmp_path / "speech_commands"
+    write_speech(folder)
+    load("speech_commands", tmp_path)
+    value = {**speech.FRONT_END, "bands": 40} if setting == "FRONT_END" else 2 * getattr(speech, setting)
+    monkeypatch.setattr(speech, setting, value)
+    dataset = load("speech_commands", tmp_path)
+    assert dataset.train.x.shape == (3, 1, 40 if setting == "FRONT_END" else 32, 32)
+    spoil(folder)
+    assert_equal(load("speech_commands", tmp_path), dataset)
+    monkeypatch.undo()
+    assert refusal("speech_commands", tmp_path).startswith(f"cannot read {folder / 'no/aa_nohash_0.wav'}: ")
+
+
+@pytest.mark.parametrize("broken", ["empty", "cut", "other"])
+def test_a_broken_file_of_energies_is_made_again(tmp_path, caplog, broken):
+    caplog.set_level(logging.INFO, "cutlayer")
+    folder = tmp_path / "speech_commands"
+    path = folder / "log_mel.npz"
+    write_speech(folder)
+    dataset = load("speech_commands", tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"empty": b"", "cut": whole[: len(whole) // 2], "other": whole.replace(b"mark.npy", b"mask.npy")}[broken]
+    )
+    caplog.clear()
+    assert_equal(load("speech_commands", tmp_path), dataset)
+    assert caplog.messages[0] == f"speech_commands: {path} is made again: it cannot be read"
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_recordings_of_a_folder_that_cannot_be_written(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "cutlayer")
+    folder = tmp_path / "speech_commands"
+    write_speech(folder)
+    in_the_way = folder / f".log_mel.{os.getpid()}.npz"
+    in_the_way.mkdir()
+    datasets = [load("speech_commands", tmp_path) for _ in range(2)]
+    assert_equal(*datasets)
+    assert caplog.messages[::2] == ["speech_commands: reading 4 recordings, once"] * 2
+    assert caplog.messages[1].startswith("speech_commands: cannot keep the log-mel energies (")
+    assert caplog.messages[1].endswith("); they will be made again next time")
+    assert not (folder / "log_mel.npz").exists()
+    in_the_way.rmdir()
+    assert_equal(load("speech_commands", tmp_path), datasets[0])
 
 
 def test_speech_commands_in_part(tmp_path):

@@ -82,6 +82,8 @@ def devices(run: Run, split: Split, data: Arrays, num_clients: int) -> Devices |
     if run.devices is None:
         return None
     scheme = registry.make("devices", DEVICES, run.devices.name, run.devices.options)
+    few = data.take(list(range(min(2, len(data))))).to(run.device)
+    split.rehearse(few.x, few.y, data.num_classes)  # tells a misfit in a user's words
     flops = profile(split, data.take([0]).x).cumulative_forward_flops[-1]
     return scheme.draw(num_clients, flops, keys.fold(run.seed, "devices"))
 
@@ -95,7 +97,8 @@ def method(run: Run, split: Split, pool: Devices | None, data: Arrays) -> Method
     if options.get("regulate") and pool is not None:  # MergeSFL: what a sample takes on each device
         costs = profile(split, data.take([0]).x)
         options["seconds_per_sample"] = pool.seconds_per_sample(
-            flops_below=costs.cumulative_forward_flops[split.cut], cut_bits=32 * costs.activations[split.cut]
+            flops_below=sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head)),
+            cut_bits=32 * costs.crossing(split.cut, split.head),
         )
     return methods.build(run.method.name, split, client_opt, server_opt, **options)
 

@@ -178,8 +178,8 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
     if entries is OPTIMISERS:  # both cost nothing to make, and know their own limits
         _made(where, optim.build, name, **choice.options)
-    if entries is DEVICES:
-        _made(where, DEVICES[name], **choice.options)
+    if key in ("devices", "partition"):
+        _made(where, entries[name], **choice.options)
     return choice
 
 

@@ -65,7 +65,7 @@ class Simulation:
         self.ids = tuple(
             j for j, index in enumerate(partition.clients) if batching.per_epoch(len(index), batching.size)
         )
-        self.per_round = _checked_per_round(per_round, len(self.ids))
+        self.per_round = _checked_per_round(per_round, len(self.ids), getattr(method, "fewest", 1))
         self.ledger = Ledger()
         self.clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
@@ -200,11 +200,12 @@ def _checked_chunk(chunk: int | None) -> int | None:
     return chunk
 
 
-def _checked_per_round(per_round: int | None, num_clients: int) -> int:
+def _checked_per_round(per_round: int | None, num_clients: int, fewest: int) -> int:
     if num_clients == 0:
         raise ConfigError("no client holds at least 2 samples, so nobody can train; use fewer clients or more data")
-    if per_round is None:
-        return num_clients
-    if not 1 <= per_round <= num_clients:
+    chosen = num_clients if per_round is None else per_round
+    if not 1 <= chosen <= num_clients:
         raise ConfigError(f"per_round is {per_round}; it must be from 1 to the {num_clients} clients that hold data")
-    return per_round
+    if chosen < fewest:
+        raise ConfigError(f"this method needs at least {fewest} clients a round, but per_round is {chosen}")
+    return chosen

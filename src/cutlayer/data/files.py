@@ -4,9 +4,9 @@ import gzip
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,15 +66,19 @@ def npz(name: str, shape: tuple[int, int, int]) -> Form[Sets]:
         path = folder / f"{name}.npz"
         if not path.is_file():
             return None
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = [file[key] for key in ("x_train", "y_train", "x_test", "y_test")]
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise bad_file(path, error) from error
-        x_train, y_train, x_test, y_test = arrays
+        x_train, y_train, x_test, y_test = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
         return Sets(_npz_images(path, x_train, y_train, shape), _npz_images(path, x_test, y_test, shape))
 
     return Form(f"{name}.npz", read)
+
+
+def read_npz(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
+    """The arrays of these names in an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return [file[key] for key in keys]
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise bad_file(path, error) from error
 
 
 def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shape: tuple[int, int, int]) -> Images:

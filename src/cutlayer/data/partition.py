@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cutlayer.checks import check_positive
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import PartitionError
 from cutlayer.keys import generator
@@ -214,6 +215,9 @@ class Dirichlet:
     alpha: float = 0.3  # small: uneven, large: even
     min_size: int = 2  # draw again until every client has as many samples
     balance_cap: bool = False  # no more samples for a client that holds its even share
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
 
     def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
         return dirichlet(

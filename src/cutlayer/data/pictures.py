@@ -5,7 +5,6 @@ The .npz file lies beside the pictures and goes before them; remove it to have t
 
 import csv
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cutlayer.data.files import Bytes, Form, Images, Sets, bad_file, files_of, incomplete, read_bytes
+from cutlayer.data.kept import Array, keep
 from cutlayer.errors import DataError
 from cutlayer.keys import generator
 
@@ -126,16 +126,9 @@ def _pillow(name: str) -> Any:
 
 def _kept(name: str, folder: Path, sets: Sets) -> Sets:
     """The sets, written as <name>.npz for the next time where the folder can be written."""
-    partial = folder / f".{name}.{os.getpid()}.npz"
-    try:
-        with partial.open("wb") as stream:
-            np.savez(stream, x_train=sets.train.x, y_train=sets.train.y, x_test=sets.test.x, y_test=sets.test.y)
-        partial.replace(folder / f"{name}.npz")
-    except OSError as error:
-        log.info("%s: cannot keep the decoded images (%s); they will be decoded again next time", name, error)
-    finally:
-        if partial.is_file():
-            partial.unlink()
+    arrays: dict[str, Array] = {"x_train": sets.train.x, "y_train": sets.train.y}
+    arrays |= {"x_test": sets.test.x, "y_test": sets.test.y}
+    keep(name, "the decoded images", folder / f"{name}.npz", arrays)
     return sets
 
 

@@ -2,10 +2,13 @@
 
 The published validation set is part of the training set, as in published experiments of federated learning: version
 0.02 has 94,824 recordings of 35 words to train and 11,005 to test. A sample's group is its speaker.
+The energies alone are kept beside the recordings, as log_mel.npz; all else comes from file names and testing_list.txt.
 """
 
+import json
 import logging
 import wave
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +19,15 @@ from torch import Tensor
 from cutlayer.checks import reason
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.files import Form, bad_file, files_of, incomplete, read_bytes
-from cutlayer.data.logmel import log_mel
+from cutlayer.data.kept import made_once
+from cutlayer.data.logmel import FLOOR, log_mel
 
 log = logging.getLogger("cutlayer")
 
 RATE = 16_000
 SAMPLES = 16_000  # one second
+FRONT_END = {"rate": RATE, "bands": 32, "frames": 32, "window": 1024}
+EDITION = 1  # count it up when the same settings give other energies, so that none are kept from before
 AT_ONCE = 512  # recordings in memory as sound
 FOLDERS = ("speech_commands", "speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02")
 
@@ -39,15 +45,32 @@ def _read(folder: Path) -> tuple[Arrays, Arrays] | None:
     is_test = np.array([name in held_out for name in names], dtype=bool)
     if not is_test.any() or is_test.all():
         raise incomplete(folder, "a recording to train or one to test")
-    return _standardised(_everything(clips), is_test)
+    x = made_once(
+        "speech_commands", "the log-mel energies", folder / "log_mel.npz", _mark(names), lambda: _energies(clips)
+    )
+    return _standardised(_everything(clips, torch.from_numpy(x)), is_test)
 
 
-def _everything(clips: list[Path]) -> Arrays:
+def _mark(names: list[str]) -> str:
+    # Names and settings, not contents: to look into every recording is what keeping the energies saves. So a recording
+    # that changes under its old name goes unseen, and log_mel.npz must then be removed by hand.
+    digest = sha256("\n".join(names).encode()).hexdigest()
+    settings = {**FRONT_END, "samples": SAMPLES, "floor": FLOOR, "edition": EDITION}
+    return json.dumps({**settings, "recordings": len(names), "names": digest})
+
+
+def _energies(clips: list[Path]) -> NDArray[np.float32]:
+    log.info("speech_commands: reading %s recordings, once", f"{len(clips):,}")
+    parts = [_features(clips[i : i + AT_ONCE]) for i in range(0, len(clips), AT_ONCE)]
+    energies: NDArray[np.float32] = torch.cat(parts).numpy()
+    return energies
+
+
+def _everything(clips: list[Path], x: Tensor) -> Arrays:
     words, labels = np.unique([path.parent.name for path in clips], return_inverse=True)
     speakers, groups = np.unique([path.name.split("_")[0] for path in clips], return_inverse=True)
-    log.info("speech_commands: reading %s recordings of %d words", f"{len(clips):,}", len(words))
     return Arrays(
-        x=torch.cat([_features(clips[i : i + AT_ONCE]) for i in range(0, len(clips), AT_ONCE)]),
+        x=x,
         y=torch.from_numpy(labels.astype(np.int64)),
         num_classes=len(words),
         groups=torch.from_numpy(groups.astype(np.int64)),
@@ -56,7 +79,7 @@ def _everything(clips: list[Path]) -> Arrays:
 
 
 def _features(clips: list[Path]) -> Tensor:
-    return log_mel(torch.from_numpy(np.stack([sound(path) for path in clips])), rate=RATE)
+    return log_mel(torch.from_numpy(np.stack([sound(path) for path in clips])), **FRONT_END)
 
 
 def sound(path: Path) -> NDArray[np.float32]:

@@ -7,8 +7,10 @@ of its link; the training server has a lane for each client. How long a method's
 what it says, and nothing here knows which method it is.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,6 +23,8 @@ from cutlayer.meters.base import Direction
 from cutlayer.meters.ledger import Ledger
 from cutlayer.plan.devices import PASSES, Devices
 from cutlayer.values import Block, PerClient, aligned
+
+log = logging.getLogger("cutlayer")
 
 How = Literal["call", "vjp", "grad"]
 Fn = Callable[..., Any]
@@ -141,7 +145,7 @@ class Clock:
         return self._noted({j: self._all_there(values, j) + w / self.devices.server for j, w in flops.items()})
 
     def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
-        if fn in self._owed:
+        if isinstance(fn, FunctionType) and fn in self._owed:
             flops = self._owed[fn]
         else:
             forward = self._forward(fn, [Block((), v, stacked=False) for v in values])
@@ -201,12 +205,18 @@ class Clock:
     def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
         """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
         shapes = tuple(a.shape[b.stacked :] for b in blocks for a in tree.tensors(b.tree))
-        plain = getattr(fn, "func", fn)  # of a partial, or of a bound method whose object lives for one step only
-        inside = (fn.args, tuple(fn.keywords.items())) if isinstance(fn, partial) else ()
-        known = (getattr(plain, "__func__", plain), inside, shapes)
+        known = (_identity(fn), shapes)
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
         return self._known[known]
+
+
+def _identity(fn: Fn) -> Any:
+    """What stays the same about a function from step to step: not the object it is bound to, which may be new."""
+    if isinstance(fn, partial):
+        return _identity(fn.func), repr(fn.args), repr(fn.keywords)
+    plain = getattr(fn, "__func__", fn)
+    return plain if isinstance(plain, FunctionType | BuiltinFunctionType) else type(plain)
 
 
 def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
@@ -219,6 +229,7 @@ def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
             return float(counter.get_total_flops())
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             continue
+    log.warning("the clock cannot count what %s computes, so it takes no time", getattr(fn, "__qualname__", fn))
     return 0.0
 
 

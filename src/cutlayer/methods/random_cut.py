@@ -43,6 +43,11 @@ class RandomCut:
     def model(self) -> Split:
         return self.methods[0].model
 
+    @property
+    def fewest(self) -> int:
+        """Clients that a round needs: the layers of a single one would tell of it when they change servers."""
+        return min(2, len(self.methods))
+
     def start(self, server: Server, fed: Fed) -> State:
         state = self.methods[0].start(server, fed)
         return state._replace(memory={**state.memory, "cut": 0})

@@ -68,6 +68,14 @@ class Profile:
     def params(self) -> int:
         return self.cumulative_params[-1]
 
+    def client_units(self, cut: int, head: int | None = None) -> tuple[UnitProfile, ...]:
+        """The units at the client: those below the cut, and in a U-shape those from the head on."""
+        return self.rows[:cut] + (self.rows[head:] if head is not None else ())
+
+    def crossing(self, cut: int, head: int | None = None) -> int:
+        """Elements of a sample that cross, one way: at the cut, and in a U-shape at the head."""
+        return self.activations[cut] + (self.activations[head] if head is not None else 0)
+
     def share(self, cut: int) -> float:
         """O(L): the part of the forward pass that lies below the cut."""
         return self.cumulative_forward_flops[cut] / self.cumulative_forward_flops[-1]
