@@ -117,10 +117,10 @@ def test_a_recipe_leaves_folders_a_table_and_a_picture(say: Any) -> None:
         folder = Folder(Path(f"runs/digits/{method}/seed-0"))
         assert [record["round"] for record in folder.history()] == [1, 2]
         assert folder.run().method.name == method and folder.model.exists()
-    assert matplotlib.image.imread("runs/digits/curves.png").shape == (580, 1360, 4)
+    assert matplotlib.image.imread("runs/digits/figure.png").shape == (580, 1360, 4)
     words = said.out.split()
     assert words[words.index("fedavg") :][:3] == ["fedavg", "1", "2"]  # one seed, two rounds
-    assert "figure: runs/digits/curves.png" in said.out
+    assert "figure: runs/digits/figure.png" in said.out
     assert "digits/fedavg: round 1/2, accuracy " in said.err and "digits/sfl_v1: round 2/2, accuracy " in said.err
     # SFL-V1 is FedAvg, whatever the cut
     compared = say("compare", "runs", "--json").json["runs"]
@@ -132,7 +132,7 @@ def test_json_is_alone_on_stdout(say: Any) -> None:
     (row,) = said.json["runs"]
     assert (row["name"], row["seeds"], row["rounds"]) == ("digits/sl", [5, 6], [2, 2])
     assert row["folders"] == ["there/digits/sl/seed-5", "there/digits/sl/seed-6"]
-    assert said.json["figure"] == "there/digits/curves.png"
+    assert said.json["figure"] == "there/digits/figure.png"
     assert "digits/sl seed 6: round 2/2" in said.err
 
 
@@ -284,12 +284,12 @@ def test_earlier_runs_are_kept_unless_told_otherwise(say: Any) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_figure_that_cannot_be_written_costs_no_numbers(say: Any, as_json: bool) -> None:
     words = ["--json"] if as_json else []
-    Path("runs/digits/curves.png").mkdir(parents=True)  # in the way
+    Path("runs/digits/figure.png").mkdir(parents=True)  # in the way
     ran = say("run", "digits", "--only", "sl", "--quiet", *SHORT, *words)
     Path("file").write_text("")
     compared = say("compare", "runs", "--figure", "file/a.png", *words)
     for said, path, reason in (
-        (ran, "runs/digits/curves.png", "Is a directory"),
+        (ran, "runs/digits/figure.png", "Is a directory"),
         (compared, "file/a.png", "File exists"),
     ):
         assert said.code == 2
@@ -486,7 +486,7 @@ def test_a_scaled_run_says_so_and_lies_apart(say: Any) -> None:
     assert said.err.splitlines()[0] == "scale 0.1: 2 of 20 clients, 4 of 40 rounds, 10 % of the samples"
     run = Folder(Path("runs/digits@0.1/fedavg/seed-0")).run()
     assert (run.clients, run.per_round, run.rounds, run.subset) == (2, 2, 4, 0.1)
-    assert Path("runs/digits@0.1/curves.png").exists()
+    assert Path("runs/digits@0.1/figure.png").exists()
     (panel,) = say("compare", "runs", "--json").json["panels"]
     assert panel["departures"] == [
         "subset 0.1 instead of 1",
@@ -494,6 +494,26 @@ def test_a_scaled_run_says_so_and_lies_apart(say: Any) -> None:
         "per_round 2 instead of 10",
         "rounds 4 instead of 40",
     ]
+
+
+@pytest.mark.parametrize("scale", ["0.01", "0.05"])
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_can_be_tried_small(say: Any, name: str, scale: str) -> None:
+    found = say("run", name, "--scale", scale, "--dry-run", "--json").json["runs"]
+    assert [run["name"] for run in found] == [
+        run.name.replace(name, f"{name}@{scale}", 1) for run in recipes.runs(name)
+    ]
+
+
+def test_runs_that_only_the_scale_makes_alike_are_kept_apart_by_name(say: Any) -> None:
+    table4 = ["run", "smofi_table4", "--dry-run", "--only", "fedavg", "--json"]
+    found = say(*table4, "--scale", "0.02").json["runs"]
+    assert {run.pop("name") for run in found} == {f"smofi_table4@0.02/tiny-j{j}/fedavg" for j in (10, 20, 30)}
+    assert found[0] == found[1] == found[2]
+    assert mistake(say(*table4, "--scale", "0.02", "--set", "per_round=2")) == (
+        "with these changes smofi_table4/tiny-j10/fedavg and smofi_table4/tiny-j20/fedavg are the same run; "
+        "keep one of them with --only"
+    )
 
 
 def test_a_file_can_be_scaled_and_keys_go_before_the_scale(say: Any) -> None:

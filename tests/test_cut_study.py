@@ -20,9 +20,8 @@ def test_a_study_covers_every_cut_on_even_and_uneven_data() -> None:
     assert recipe.runs[0].partition == Choice("iid")
     assert recipe.runs[-1].partition == Choice("dirichlet", {"alpha": 0.1})
     assert {(run.cut, run.rounds, run.devices.name) for run in recipe.runs} == {(1, 7, "pool"), (2, 7, "pool")}
-    assert recipe.figure is not None
-    assert [recipe.figure.x(run) for run in recipe.runs[:4]] == [1.0, 2.0, 1.0, 2.0]
-    assert {recipe.figure.series(run) for run in recipe.runs} == {"sfl_v1", "sfl_v2"}
+    assert [recipe.figure[0].x(run) for run in recipe.runs[:4]] == [1.0, 2.0, 1.0, 2.0]
+    assert {recipe.figure[0].series(run) for run in recipe.runs} == {"sfl_v1", "sfl_v2"}
 
 
 def test_a_study_takes_cuts_by_name_and_keeps_what_the_base_says() -> None:

@@ -18,7 +18,7 @@ from cutlayer.config import Choice, Run
 from cutlayer.cuts import CutRow, CutStudy, Line
 from cutlayer.errors import ConfigError
 from cutlayer.figures.style import COLOURS, looks
-from cutlayer.recipes import Recipe, Sweep
+from cutlayer.recipes import Apart, Recipe, Sweep
 from cutlayer.trials import Spread
 
 
@@ -170,11 +170,11 @@ def test_panels_stand_side_by_side(tmp_path: Path, drawn: list[Figure], count: i
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """FedAvg without the setting, and SFL-V1 with two values of it, one of which does not arrive."""
 
-    def x(run: Run) -> float | str | None:
-        return None if run.method.name == "fedavg" else float(run.name.rpartition("=")[2])
+    def x(run: Run) -> float | Apart:
+        return Apart.LEVEL if run.method.name == "fedavg" else float(run.name.rpartition("=")[2])
 
     swept = Sweep(label="exponent", x=x, series=lambda run: run.method.name, log=True)
-    monkeypatch.setitem(recipes.RECIPES, "paper", lambda: Recipe(runs=(), figure=swept))
+    monkeypatch.setitem(recipes.RECIPES, "paper", lambda: Recipe(runs=(), figure=(swept,)))
     left(tmp_path, FEDAVG, [0.2, 0.2, 0.6, 0.6])
     for value, accuracies in ((-10, [0.1, 0.2, 0.3, 0.4]), (-0.1, [0.1, 0.7, 0.7, 0.7])):
         left(tmp_path, replace(SPLIT, name=f"paper/a={value}"), accuracies, seed=0)
@@ -215,15 +215,66 @@ def test_the_axis_of_a_sweep(
 ) -> None:
     swept = Sweep(label="x", x=lambda run: values[run.clients - 5], series=lambda run: "one", log=log)
     runs = tuple(replace(SPLIT, name=f"paper/{i}", clients=5 + i) for i in range(2))
-    monkeypatch.setitem(recipes.RECIPES, "paper", lambda: Recipe(runs=runs, figure=swept))
+    monkeypatch.setitem(recipes.RECIPES, "paper", lambda: Recipe(runs=runs, figure=(swept,)))
     for run in runs:
         left(tmp_path, run, [0.5])
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     accuracy = drawn[0].axes[0]
     assert [t.get_text() for t in accuracy.get_xticklabels()] == ticks
     assert ([x for x, _ in lines(accuracy)["one"]], accuracy.get_xscale()) == (places, scale)
-    joined = accuracy.containers[0].lines[0].get_linestyle() != "None"
-    assert joined == (not isinstance(values[0], str))
+    assert accuracy.containers[0].lines[0].get_linestyle() == "-"
+
+
+ALPHAS = {"smofi-alpha-0.01": 0.5, "smofi": 0.6, "smofi-alpha-1": 0.7, "smofi-alpha-10": 0.8}  # best accuracies
+CUTS = {"smofi-cut0": 0.3, "smofi-cut1": 0.4, "smofi-cut5": 0.9}
+RANGES = {"smofi-cut0-3": 0.1, "smofi-cut4-7": 0.2, "smofi-cut8-13": 0.3, "smofi-cut14-16": 0.4}
+
+
+def left_by(root: Path, panel: str, best: dict[str, float]) -> None:
+    """Two rounds of some runs of a recipe's panel."""
+    runs = {run.name: run for run in recipes.runs(panel.partition("/")[0])}
+    for name, accuracy in best.items():
+        left(root, runs[f"{panel}/{name}"], [0.0, accuracy])
+
+
+def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure]) -> None:
+    left_by(tmp_path, "smofi_figure3/cifar10", {"fedavg": 0.2, **ALPHAS, **CUTS})
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    by_alpha, by_cut, rounds_by_alpha, rounds_by_cut = drawn[0].axes
+    assert [t.get_text() for t in rounds_by_alpha.get_xticklabels()] == ["-10", "-1", "-0.1", "-0.01"]
+    # the default run, 60 %, is the staleness factor -0.1 of the one and the two blocks of the other
+    assert lines(by_alpha) == {"fedavg": [(0, 20), (1, 20)], "smofi": [(0, 80), (1, 70), (2, 60), (3, 50)]}
+    assert lines(by_cut) == {"fedavg": [(0, 20), (1, 20)], "smofi": [(0, 30), (1, 40), (2, 60), (5, 90)]}
+    assert [t.get_text() for t in rounds_by_cut.get_xticklabels()] == ["0", "1", "2", "5"]
+    assert lines(rounds_by_alpha)["smofi"] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert (rounds_by_alpha.get_xlabel(), rounds_by_cut.get_xlabel()) == (
+        "staleness factor",
+        "residual blocks at the client",
+    )
+    assert by_alpha.get_ylim() == by_cut.get_ylim()
+    assert [a.get_ylabel() for a in drawn[0].axes] == ["best accuracy (%)", "", "rounds to target", ""]
+    assert [[t.get_text() for t in a.texts] for a in drawn[0].axes] == [[], ["target\n18.0 %"], [], []]
+    assert sorted(names_in_legend(drawn[0])) == ["fedavg", "smofi"]
+
+
+def test_sweeps_of_several_panels_have_their_own_axes(tmp_path: Path, drawn: list[Figure]) -> None:
+    left_by(tmp_path, "smofi_figure9/cifar100", {"fedavg": 0.2, **ALPHAS, **CUTS})
+    left_by(tmp_path, "smofi_figure9/tiny", {"fedavg": 0.1, **ALPHAS, **RANGES})
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    above, below = drawn[0].axes[:4], drawn[0].axes[4:]
+    titles = ["cifar100 (target 18.0 %)", "tiny (target 9.0 %)"]
+    assert [axes.get_title() for axes in above] == [titles[0], titles[0], titles[1], titles[1]]
+    # of ranges, names in the order of the recipe; the default run is none of them
+    assert [t.get_text() for t in below[3].get_xticklabels()] == ["0-3", "4-7", "8-13", "14-16"]
+    assert lines(above[3])["smofi"] == [(0, 10), (1, 20), (2, 30), (3, 40)]
+    assert lines(above[2])["smofi"] == [(0, 80), (1, 70), (2, 60), (3, 50)]
+    assert above[0].get_ylim() == above[1].get_ylim() != above[2].get_ylim() == above[3].get_ylim()
+
+
+def test_sweeps_of_which_only_the_level_has_run(tmp_path: Path, drawn: list[Figure]) -> None:
+    left_by(tmp_path, "smofi_figure3/cifar10", {"fedavg": 0.2})
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    assert [list(lines(axes)) for axes in drawn[0].axes] == [["fedavg"], ["fedavg"], [], []]
 
 
 STUDY = CutStudy(

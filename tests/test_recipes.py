@@ -12,7 +12,7 @@ from cutlayer import config, recipes
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.recipes import cut_layer, evidence, published, smofi, smofi_figures, smofi_tables
-from cutlayer.recipes.recipe import Published
+from cutlayer.recipes.recipe import Apart, Published
 
 SIZES = {  # panels and runs
     "smofi_table1": (3, 45),
@@ -38,6 +38,7 @@ EXTRA = {  # runs without a number in a table that has numbers
     "cut_table3_as_paper": {"sfl_v1-sgd-cut1"},
     "cut_table4_as_paper": {"sfl_v1-sgd-cut1"},
 }
+FIRST = ("digits", "fashion_mnist", "cifar10")  # the basic methods side by side, after no paper
 PAPERS = {name: recipes.RECIPES[name] for name in SIZES}
 BY_NAME = {run.name: run for recipe in PAPERS.values() for run in recipe().runs}
 PLUG_INS = ("fedavg", "fedavgm", "slowmo", "fednag", "smofi")
@@ -54,6 +55,17 @@ def options(run: Run) -> dict[str, Any]:
 
 
 # -- structure ---------------------------------------------------------------------------------------
+
+
+def test_every_recipe_is_specified() -> None:
+    assert {*FIRST, *SIZES} == {*recipes.RECIPES}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_first_experiments_differ_in_the_method_only(name: str) -> None:
+    runs = recipes.runs(name)
+    assert [run.name for run in runs] == [f"{name}/{m}" for m in ("fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl")]
+    assert all(run == replace(runs[0], name=run.name, method=Choice(label(run.name))) for run in runs)
 
 
 @each_recipe
@@ -205,7 +217,7 @@ def test_partitions_of_smofi() -> None:
     assert partition("smofi_table1/cifar10") == Choice("dirichlet", {"alpha": 0.2, "min_size": 32})
     assert partition("smofi_table3/tiny-dir05") == Choice("dirichlet", {"alpha": 0.5, "min_size": 64})
     assert partition("smofi_table3/cifar100-iid") == Choice("iid")
-    assert partition("smofi_table5/shakespeare").name == "natural"
+    assert partition("smofi_table5/shakespeare") == Choice("natural", {"min_size": 1000})
 
 
 def test_table_2_tells_the_time() -> None:
@@ -225,21 +237,28 @@ def test_figures_of_smofi() -> None:
         "smofi_figure10/cifar100": 0.43,
         "smofi_figure10/tiny": 0.30,
     }
-    assert recipe.figure is not None
-    swept = [(recipe.figure.series(run), recipe.figure.x(run)) for run in recipe.runs[:10]]
+    (sweep,) = recipe.figure
+    swept = [(sweep.series(run), sweep.x(run)) for run in recipe.runs[:10]]
     assert swept == [(method, beta) for method in ("smofi", "fedavgm") for beta in (0.1, 0.2, 0.3, 0.4, 0.5)]
-    recipe = smofi_figures.smofi_figure9()
-    assert recipe.figure is not None
-    assert [recipe.figure.x(run) for run in recipe.runs[13:]] == [
-        *(None, "default", "alpha-0.01", "alpha-1", "alpha-10"),
-        *("cut0-3", "cut4-7", "cut8-13", "cut14-16"),
-    ]
-    alphas = [run.method.options["alpha"] for run in recipe.runs[14:18]]
-    assert alphas == [-0.1, -0.01, -1.0, -10.0]
     adam = BY_NAME["smofi_figure4/adamw/smofi"].optimiser
     assert adam == Choice("adamw", {"lr": {"schedule": "exponential", "lr": 1e-3, "decay": 0.998}, "weight_decay": 0.0})
     assert BY_NAME["smofi_figure11/tiny/smofi-no-align"].method.options == {"alpha": -0.1, "beta": 0.5, "align": False}
     assert BY_NAME["smofi_figure11/tiny/smofi-no-global"].method.options == {"alpha": -0.1, "beta": 0.0}
+
+
+def test_a_run_has_its_place_in_each_sweep() -> None:
+    """FedAvg is a level line in both; a run that varies one setting is not in the sweep of the other."""
+    runs = smofi_figures.smofi_figure9().runs
+    by_alpha, by_cut = smofi_figures.smofi_figure9().figure
+    assert by_alpha == smofi_figures.smofi_figure3().figure[0]
+    alphas = [Apart.LEVEL, -0.1, -0.01, -1.0, -10.0]
+    assert [by_alpha.x(run) for run in runs] == [*alphas, *[Apart.ABSENT] * 8, *alphas, *[Apart.ABSENT] * 4]
+    assert [by_cut.x(run) for run in runs[:13]] == [Apart.LEVEL, 2, *[Apart.ABSENT] * 3, 0, 1, 3, 4, 5, 6, 7, 8]
+    assert [by_cut.x(run) for run in runs[13:]] == [Apart.LEVEL, *[Apart.ABSENT] * 4, "0-3", "4-7", "8-13", "14-16"]
+    for run in runs:
+        alpha, blocks = by_alpha.x(run), by_cut.x(run)
+        assert isinstance(alpha, Apart) or alpha == run.method.options["alpha"]
+        assert not isinstance(blocks, float) or run.cut == 1 + blocks
 
 
 def test_the_cut_layer_paper_as_stated() -> None:

@@ -99,11 +99,12 @@ def summary(comparison: Comparison, costs: Profile) -> CutStudy:
             line = Line(panel.name.rpartition("/")[2], group.run.method.name)
             found.setdefault(_number(group.run, units), []).append((line, group))
     lines = dict.fromkeys(line for pairs in found.values() for line, _ in pairs)
-    rows = tuple(_row(cut, found[cut], costs) for cut in sorted(found))
+    rows = tuple(_row(cut, units, found[cut], costs) for cut in sorted(found))
     return CutStudy(rows=rows, lines=tuple(lines))
 
 
-def _row(cut: int, pairs: list[tuple[Line, Group]], costs: Profile) -> CutRow:
+def _row(cut: int, units: list[str], pairs: list[tuple[Line, Group]], costs: Profile) -> CutRow:
+    own = costs.client_units(cut, _head(pairs[0][1].run, units))
     seconds: dict[str, list[float]] = {}
     traffic: dict[str, list[float]] = {}
     for line, group in pairs:
@@ -115,8 +116,8 @@ def _row(cut: int, pairs: list[tuple[Line, Group]], costs: Profile) -> CutRow:
         unit=costs.rows[cut - 1].name if cut else "none",
         accuracy={line: best for line, group in pairs if (best := group.best) is not None},
         bytes={method: fmean(some) for method, some in traffic.items()},
-        flops=costs.cumulative_forward_flops[cut] + costs.cumulative_backward_flops[cut],
-        params=costs.cumulative_params[cut],
+        flops=sum(unit.forward_flops + unit.backward_flops for unit in own),
+        params=sum(unit.params for unit in own),
         seconds={method: fmean(some) for method, some in seconds.items()},
     )
 
@@ -124,6 +125,10 @@ def _row(cut: int, pairs: list[tuple[Line, Group]], costs: Profile) -> CutRow:
 def _bytes_per_round(group: Group) -> float:
     clients = group.run.per_round or group.run.clients
     return (group.bytes("up") + group.bytes("down")) / fmean(group.rounds) / clients
+
+
+def _head(run: Run, units: list[str]) -> int | None:
+    return units.index(run.head) if isinstance(run.head, str) else run.head
 
 
 def _number(run: Run, units: list[str]) -> int:

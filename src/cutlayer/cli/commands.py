@@ -104,7 +104,7 @@ def run(
         show.runs(runs, as_json)
         return
     folders = launch.carried_out(runs, originals, orders)
-    show.comparison(report.compare(folders), out / PurePosixPath(runs[0].name).parts[0] / "curves.png", as_json)
+    show.comparison(report.compare(folders), out / PurePosixPath(runs[0].name).parts[0] / "figure.png", as_json)
 
 
 @app.command(
@@ -126,7 +126,8 @@ def compare(
         bool, typer.Option("--together", help="One table of all runs, whatever their names have in common.")
     ] = False,
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw learning curves (.png, .pdf, .svg).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw learning curves, or a paper's sweeps (.png, .pdf, .svg)."),
     ] = None,
     as_json: Json = False,
 ) -> None:

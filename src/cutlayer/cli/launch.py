@@ -52,9 +52,12 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     given = {"rounds": orders.rounds, "seed": orders.seed, "engine": orders.engine}
     flags = {key: value for key, value in given.items() if value is not None}
     settings = parsed(orders.settings or [])
-    runs = [run if orders.scale is None else scaled(run, orders.scale) for run in runs]
-    runs = [config.changed(config.changed(run, settings, "--set"), flags, "the command line") for run in runs]
-    _refuse_twins(runs)
+
+    def changed(run: Run) -> Run:
+        return config.changed(config.changed(run, settings, "--set"), flags, "the command line")
+
+    _refuse_twins([changed(run) for run in runs])  # before the scale: runs that it makes alike keep their names
+    runs = [changed(run if orders.scale is None else scaled(run, orders.scale)) for run in runs]
     if "method" in settings or (what not in recipes.RECIPES and "method" in config.read(Path(what))):
         return [_named_by_method(run) for run in runs]
     return runs

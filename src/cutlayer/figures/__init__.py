@@ -11,15 +11,15 @@ __all__ = ["check_format", "draw", "draw_cuts"]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """One figure of all panels: the sweep that their recipe asks for, or learning curves."""
+    """One figure of all panels: the sweeps that their recipe asks for, or learning curves."""
     recipe = comparison.panels[0].recipe
     of_one_recipe = len({panel.name.partition("/")[0] for panel in comparison.panels}) == 1
-    asked = recipe.figure if recipe is not None and of_one_recipe else None
+    asked = recipe.figure if recipe is not None and of_one_recipe else ()
     with written(path) as figure:
-        if asked is None:
-            curves.fill(figure, comparison.panels)
-        else:
+        if asked:
             sweep.fill(figure, comparison.panels, asked)
+        else:
+            curves.fill(figure, comparison.panels)
 
 
 def draw_cuts(study: CutStudy, path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Best accuracy, and rounds to the target, against a setting."""
+"""Best accuracy, and rounds to the target, against one setting or several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cutlayer.figures.style import MARKERS, grid, legend, looks, target_line, titles, with_target
-from cutlayer.recipes.recipe import Sweep
+from cutlayer.recipes.recipe import Apart, Sweep
 from cutlayer.report import Panel
 from cutlayer.trials import Group, Spread
 
@@ -18,52 +19,58 @@ MOST_TICKS = 12
 MOST_CHARACTERS = 30  # of all tick labels of an axis
 
 
-def fill(figure: "Figure", panels: Sequence[Panel], sweep: Sweep) -> None:
-    """Lines with their deviation over seeds for runs that have the setting, dashed levels for those without it."""
-    alone = len(panels) == 1
-    pairs = grid(figure, len(panels), ("best accuracy (%)", "rounds to target"))
-    style = looks([sweep.series(group.run) for panel in panels for group in panel.groups])
-    for panel, title, (above, below) in zip(panels, titles(panels), pairs, strict=True):
-        scale = Scale(panel, sweep)
-        for number, (name, look) in enumerate(style.items()):
-            groups = [group for group in panel.groups if sweep.series(group.run) == name]
-            marked = {**look, "marker": MARKERS[number % len(MARKERS)], "linewidth": 1.5, **scale.joined}
-            _line(scale.placed(groups), panel, above, below, marked)
-            for group in groups:
-                if sweep.x(group.run) is None:
-                    _level(group, panel, above, below, {**look, "linestyle": "--", "linewidth": 1.2})
-        target_line(above, panel.target, named=alone)
-        above.set(title=title if alone else with_target(title, panel.target))
-        below.set(xlabel=sweep.label)
-        below.set_ylim(bottom=0)
-        for axes in (above, below):
-            scale.put_on(axes)
-        if alone:
-            above.set_xlabel(sweep.label)
+def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> None:
+    """A column for each sweep of each panel, accuracies above rounds; the columns of a panel share their heights."""
+    columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
+    pairs = grid(figure, len(columns), ("best accuracy (%)", "rounds to target"))
+    style = looks([sweep.series(group.run) for panel in panels for sweep in sweeps for group in panel.groups])
+    for number, (((panel, title), sweep), pair) in enumerate(zip(columns, pairs, strict=True)):
+        first, last = number % len(sweeps) == 0, number % len(sweeps) == len(sweeps) - 1
+        if not first:
+            for axes, left in zip(pair, pairs[number - 1], strict=True):
+                axes.sharey(left)
+                axes.tick_params(labelleft=False)
+        _draw(panel, sweep, pair, style)
+        target_line(pair[0], panel.target, named=len(panels) == 1 and last)
+        if len(panels) > 1:
+            pair[0].set_title(with_target(title, panel.target))
+        if len(columns) == 1:
+            pair[0].set_xlabel(sweep.label)
         else:
-            above.tick_params(labelbottom=False)
+            pair[0].tick_params(labelbottom=False)
     legend(figure, [axes for pair in pairs for axes in pair])
+
+
+def _draw(panel: Panel, sweep: Sweep, pair: "tuple[Axes, Axes]", style: Mapping[str, Look]) -> None:
+    """Solid lines with their deviation over seeds for runs that have the setting, dashed levels for those without."""
+    scale = Scale(panel, sweep)
+    for number, (name, look) in enumerate(style.items()):
+        groups = [group for group in panel.groups if sweep.series(group.run) == name]
+        marked = {**look, "marker": MARKERS[number % len(MARKERS)], "linestyle": "-", "linewidth": 1.5}
+        _line(scale.placed(groups), panel, *pair, marked)
+        for group in groups:
+            if sweep.x(group.run) is Apart.LEVEL:
+                _level(group, panel, *pair, {**look, "linestyle": "--", "linewidth": 1.2})
+    pair[1].set_xlabel(sweep.label)
+    pair[1].set_ylim(bottom=0)
+    for axes in pair:
+        scale.put_on(axes)
 
 
 class Scale:
     """Where the values of the setting lie: numbers by their size, anything else evenly, side by side."""
 
     def __init__(self, panel: Panel, sweep: Sweep) -> None:
-        found = dict.fromkeys(x for group in panel.groups if (x := sweep.x(group.run)) is not None)
+        found = dict.fromkeys(x for g in panel.groups if not isinstance(x := sweep.x(g.run), Apart))
         numbers = [x for x in found if not isinstance(x, str)]
         self.sweep = sweep
         self.values: list[Value] = [*sorted(numbers), *(x for x in found if isinstance(x, str))]
         # A logarithm of negative values or of none would need a gap in the axis; evenly they read as well.
         self.by_size = len(numbers) == len(found) and not (sweep.log and any(x <= 0 for x in numbers))
 
-    @property
-    def joined(self) -> Look:
-        """Points that have names instead of numbers are not joined by lines."""
-        return {"linestyle": "none"} if any(isinstance(x, str) for x in self.values) else {}
-
     def placed(self, groups: Sequence[Group]) -> list[tuple[float, Group]]:
         """The groups that have the setting, from left to right."""
-        pairs = [(self._place(x), group) for group in groups if (x := self.sweep.x(group.run)) is not None]
+        pairs = [(self._place(x), g) for g in groups if not isinstance(x := self.sweep.x(g.run), Apart)]
         return sorted(pairs, key=lambda pair: pair[0])
 
     def put_on(self, axes: "Axes") -> None:

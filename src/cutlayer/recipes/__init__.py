@@ -5,10 +5,10 @@ from collections.abc import Callable
 from cutlayer import registry
 from cutlayer.config import Run
 from cutlayer.recipes import cut_layer, evidence, first, smofi_figures, smofi_tables
-from cutlayer.recipes.recipe import Published, Recipe, Sweep
+from cutlayer.recipes.recipe import Apart, Published, Recipe, Sweep
 from cutlayer.recipes.scale import unscaled
 
-__all__ = ["RECIPES", "Published", "Recipe", "Sweep", "of", "recipe", "runs"]
+__all__ = ["RECIPES", "Apart", "Published", "Recipe", "Sweep", "of", "recipe", "runs"]
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": first.digits,

@@ -23,7 +23,8 @@ def study(
     alpha: float = 0.1,
 ) -> Recipe:
     """The base run with these methods at these cuts, by default all that leave units on both sides."""
-    run = base if base.devices is not None else replace(base, devices=Choice("pool"))
+    # The client's layers grow with the cut, so sending them must take time.
+    run = base if base.devices is not None else replace(base, devices=Choice("pool", {"model_sync": True}))
     numbers = _numbers(base, cuts)
     panels = {
         panel: {
@@ -36,7 +37,7 @@ def study(
     first_word = base.name.partition("/")[0]
     return Recipe(
         runs=named(f"{first_word}_cuts", panels),
-        figure=Sweep(label="units at the client", x=_cut, series=lambda run: run.method.name),
+        figure=(Sweep(label="units at the client", x=_cut, series=lambda run: run.method.name),),
     )
 
 

@@ -49,6 +49,7 @@ def smofi_fashion_mnist() -> Recipe:
         runs=tuple(replace(r, name=f"{name}/{label}") for label, r in runs.items()),
         source="an experiment of this package",
         notes=(
+            "T includes sending the models to the clients and back (model_sync); smofi_table2 leaves that out.",
             "Settings follow the SMoFi paper's CIFAR-10, with a small network, two local epochs and fewer rounds.",
             "One learning rate for all methods, chosen of 0.05 and 0.02 by the test accuracy of FedAvg in eight rounds "
             "and SFL-V2 in four, with seed 0: at 0.05 SFL-V2 stays at 10 % and FedAvg has 82.4 %, at 0.02 they have "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from cutlayer.config import Run
 
@@ -19,12 +20,19 @@ class Published:
     hours: str = ""  # to the target, as printed
 
 
+class Apart(Enum):
+    """Why a run has no place on the axis of a sweep."""
+
+    LEVEL = "it lacks the setting, as FedAvg a cut: drawn as a level line"
+    ABSENT = "it belongs to another sweep: left out"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A figure of best accuracy, and of rounds to the target, against a setting."""
+    """Best accuracy, and rounds to the target, against a setting."""
 
     label: str  # of the axis
-    x: Callable[[Run], float | str | None]  # None: a run without the setting, drawn as a level line
+    x: Callable[[Run], float | str | Apart]  # numbers lie in order, names as the runs come
     series: Callable[[Run], str]  # runs of one line
     log: bool = False
 
@@ -41,4 +49,4 @@ class Recipe:
     share: float = TARGET_SHARE  # of FedAvg's best accuracy, the target of a panel
     targets: Mapping[str, float] = field(default_factory=dict)  # by panel: accuracies that are fixed instead, up to 1
     against: Mapping[str, str] = field(default_factory=dict)  # by run: whose rounds its speed-up divides; else FedAvg's
-    figure: Sweep | None = None  # learning curves by default
+    figure: tuple[Sweep, ...] = ()  # side by side for each panel; learning curves by default

@@ -98,7 +98,7 @@ SHAKESPEARE = Setup(
         rounds=300,
         clients=100,
         per_round=20,
-        partition=Choice("natural", {"min_size": 100}),
+        partition=Choice("natural", {"min_size": 1000}),
         model=Choice("char_transformer"),
         cut="layer2",
     ),

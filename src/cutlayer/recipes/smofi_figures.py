@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cutlayer.config import Choice, Run
 from cutlayer.recipes.compose import decayed, label, named, trained, using
-from cutlayer.recipes.recipe import Recipe, Sweep
+from cutlayer.recipes.recipe import Apart, Recipe, Sweep
 from cutlayer.recipes.smofi import (
     ALPHA,
     CIFAR10,
@@ -24,6 +24,7 @@ from cutlayer.recipes.smofi import (
 
 ALPHAS = (-0.01, -0.1, -1.0, -10.0)
 BLOCKS = range(9)  # residual blocks of ResNet-18 at the client
+DEFAULT_BLOCKS = 2
 BLOCK_RANGES = ((0, 3), (4, 7), (8, 13), (14, 16))  # of ResNet-34, a number drawn each round
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
 TARGETS = {"cifar10": 0.70, "cifar100": 0.43, "tiny": 0.30}
@@ -81,13 +82,16 @@ def smofi_figure9() -> Recipe:
             "Tiny-ImageNet: a larger staleness factor gains accuracy and hardly changes the speed.",
             "SMoFi beats FedAvg even with only the output block at the server; small cuts gain more.",
         ),
-        notes=(ALPHAS_NOTE, DEFAULT_NOTE, *ON_IMAGES),
+        notes=(ALPHAS_NOTE, DEFAULT_NOTE, RANGES_NOTE, *ON_IMAGES),
         figure=SETTINGS,
     )
 
 
 ALPHAS_NOTE = "The paper names the staleness factors -0.01, -0.1, -1 and -10, and no others in between."
 DEFAULT_NOTE = "The run smofi has the staleness factor -0.1 and the cut after two blocks: it belongs to both sweeps."
+RANGES_NOTE = (
+    "On Tiny-ImageNet every round draws its cut, so the run smofi, whose cut stays, is in the first sweep only."
+)
 
 
 def _by_alpha(setup: Setup) -> dict[str, Run]:
@@ -97,20 +101,38 @@ def _by_alpha(setup: Setup) -> dict[str, Run]:
 
 def _by_cut(setup: Setup) -> dict[str, Run]:
     """A client holds the stem and so many blocks; two is the default."""
-    return {f"smofi-cut{k}": replace(smofi(setup), cut=1 + k) for k in BLOCKS if k != 2}
+    return {f"smofi-cut{k}": replace(smofi(setup), cut=1 + k) for k in BLOCKS if k != DEFAULT_BLOCKS}
 
 
 def _by_random_cut(setup: Setup) -> dict[str, Run]:
     return {f"smofi-cut{low}-{high}": smofi(setup, random_cut=(1 + low, 1 + high)) for low, high in BLOCK_RANGES}
 
 
-def _setting(run: Run) -> str | None:
-    """alpha-0.01, cut0, cut4-7, or default."""
-    word = label(run)
-    return None if word == "fedavg" else word.partition("-")[2] or "default"
+def _alpha(run: Run) -> float | str | Apart:
+    return _setting(run, "alpha", default=ALPHA)
 
 
-SETTINGS = Sweep(label="staleness factor, or blocks at the client", x=_setting, series=lambda run: run.method.name)
+def _blocks(run: Run) -> float | str | Apart:
+    return _setting(run, "cut", default=Apart.ABSENT if run.data == TINY.run.data else DEFAULT_BLOCKS)
+
+
+def _setting(run: Run, word: str, default: float | Apart) -> float | str | Apart:
+    """What a label such as smofi-alpha-0.01, smofi-cut5 or smofi-cut4-7 says after the word; smofi has the default."""
+    method, _, setting = label(run).partition("-")
+    if method == "fedavg":
+        return Apart.LEVEL
+    if not setting:
+        return default
+    if not setting.startswith(word):
+        return Apart.ABSENT
+    value = setting.removeprefix(word)
+    return value if "-" in value[1:] else float(value)
+
+
+SETTINGS = (
+    Sweep(label="staleness factor", x=_alpha, series=lambda run: run.method.name, log=True),
+    Sweep(label="residual blocks at the client", x=_blocks, series=lambda run: run.method.name),
+)
 
 
 def smofi_figure4() -> Recipe:
@@ -202,10 +224,12 @@ def smofi_figure10() -> Recipe:
         ),
         notes=("The paper states the range 0.1 to 0.5; steps of 0.1 are chosen here.", *ON_IMAGES),
         targets={f"{name}/{panel}": target for panel, target in TARGETS.items()},
-        figure=Sweep(
-            label="global momentum",
-            x=lambda run: float(run.method.options["beta"]),
-            series=lambda run: run.method.name,
+        figure=(
+            Sweep(
+                label="global momentum",
+                x=lambda run: float(run.method.options["beta"]),
+                series=lambda run: run.method.name,
+            ),
         ),
     )
 

@@ -110,6 +110,9 @@ def smofi_table5() -> Recipe:
         notes=(
             "The paper gives neither rounds nor cuts here: 300 rounds; after two transformer layers, and after the "
             "second convolution of VGG-11.",
+            "Shakespeare's clients are roles with at least 1000 samples. Of the complete plays, with a sample at every "
+            "fourth character, 262 roles have as many, and the mean one 2,400: about 118 steps in five epochs, near "
+            "the 115 of the fixed-step methods. With small roles too it would be 50.",
             "Speech trains one epoch a round: the paper's 15 steps for fixed-step methods are one epoch of the mean "
             "client, though it states five epochs everywhere. Try five with --set batching.epochs=5.",
             "Spoken words are log-mel images of 32x32; VGG-11 has batch normalisation.",
