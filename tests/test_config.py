@@ -56,6 +56,11 @@ REFUSED = {
     "but it must be a whole number of rounds above 0.",
     "[optimiser]\nlr = { lr = 0.1, warmpu = 2 }": "unknown key 'warmpu' in my.toml, [optimiser], lr; "
     "did you mean 'warmup'?",
+    "[device]\nname = 'pool'": "unknown table 'device' in my.toml; did you mean 'devices'?",
+    "[partition]\nalpha = -1.0": "my.toml, [partition]: alpha is -1.0, but it must be a number above 0.",
+    "[devices]\nname = 'pool'\nkappa = 0.0": "my.toml, [devices]: kappa is 0.0, but it must be a number above 0.",
+    "[augment]\ncrop = -1": "my.toml, [augment]: crop is -1, but it must be a whole number from 0 up.",
+    "subset = 0.0": "my.toml: subset is 0.0; it must be a fraction above 0 and up to 1",
     "cpu_threads = 5000": "my.toml: cpu_threads is 5000; it must be at most 4096",
     "optimiser = 'adam'": "optimiser 'adam' needs lr; add it in my.toml, [optimiser]",
     "[server_optimiser]\nlr = 0.1": 'my.toml, [server_optimiser] needs a name, such as name = "adam"',

@@ -158,6 +158,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
             values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
         elif key in SETTINGS:
             values[key] = _settings(getattr(run, key) or SETTINGS[key](), value, f"{where}, [{key}]")
+        elif isinstance(value, Mapping):
+            raise UnknownNameError("table", key, (*TABLES, *SETTINGS), where)
         else:
             values[key] = _typed(key, value, known[key].annotation, where)
             if key in NAMES:
