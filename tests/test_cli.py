@@ -14,8 +14,10 @@ from test_profile import RESNET18
 import cutlayer
 from cutlayer import cli, recipes, simulation
 from cutlayer.cli import catalogue, choose, launch
+from cutlayer.config import Run
 from cutlayer.data.sources import SOURCES
 from cutlayer.folder import Folder
+from cutlayer.recipes.recipe import Recipe
 from cutlayer.recipes.scale import scaled
 from cutlayer.training import Record, Training
 
@@ -583,7 +585,7 @@ def test_a_study_of_the_cut(say: Any) -> None:
     first, second = again["cuts"]
     assert (first["unit"], first["client_params"], second["client_params"]) == ("conv1", 160, 160 + 4640 + 8256)
     # one convolution of 9 values on 8x8 pixels to 16 channels: forward, and the gradient of its weights
-    assert first["client_flops_per_sample"] == 2 * 2 * 9 * 64 * 16
+    assert first["client_flops_per_sample"] == 3 * 2 * 9 * 64 * 16
     v1 = [
         a for cut in again["cuts"] for a in cut["best_accuracy"] if (a["method"], a["partition"]) == ("sfl_v1", "iid")
     ]
@@ -604,3 +606,13 @@ def test_a_study_of_a_files_model_with_one_method(say: Any) -> None:
     run = Folder(Path("runs/mine_cuts@0.5/dirichlet/sfl_v2-cut1/seed-0")).run()
     assert (run.partition.options["alpha"], run.clients, run.subset) == (0.5, 10, 0.5)
     assert found["figure"] == "runs/mine_cuts@0.5/cuts.png"
+
+
+def test_data_that_is_missing_is_told_of_before_the_first_run(
+    say: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded digits are there, MNIST is not."""
+    runs = (Run(name="mixed/there", rounds=1), Run(name="mixed/missing", data="mnist", rounds=1))
+    monkeypatch.setitem(recipes.RECIPES, "mixed", lambda: Recipe(runs=runs))
+    assert mistake(say("run", "mixed", "--data", str(tmp_path))).startswith("mnist: no data files")
+    assert not (tmp_path / "runs").exists()

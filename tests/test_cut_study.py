@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cutlayer.cli.study import planned
 from cutlayer.config import Choice, Run
 from cutlayer.recipes.compose import label
 from cutlayer.recipes.cut_study import study
@@ -37,3 +38,8 @@ def test_a_study_takes_cuts_by_name_and_keeps_what_the_base_says() -> None:
     assert recipe.runs[1].method == Choice("smofi")
     assert recipe.runs[2].partition == Choice("dirichlet", {"alpha": 0.3, "min_size": 4})
     assert recipe.runs[0].devices == Choice("pool", {"kappa": 10.0})
+
+
+def test_a_study_has_the_cuts_of_the_model_that_is_set() -> None:
+    runs = planned("digits", ["model=mlp", "model.hidden=[8, 8, 8]"], methods=["sfl_v1"], cuts=None, alpha=0.1)
+    assert [run.cut for run in runs] == [1, 2, 3, 1, 2, 3]

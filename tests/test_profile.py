@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutlayer.models import char_transformer, cnn, mlp, resnet18, resnet34, vgg16
+from cutlayer.models import build, char_transformer, cnn, mlp, resnet18, resnet34, vgg16
 from cutlayer.plan.profile import profile
 from cutlayer.split import Split
 
@@ -161,3 +161,9 @@ def test_profiling_leaves_the_model_alone() -> None:
     profile(model, (1, 8, 8))
     assert model.training
     assert all(p.grad is None and p.device.type == "cpu" for p in model.parameters())
+
+
+def test_depthwise_convolutions_take_twice_their_forward_pass_backward() -> None:
+    """The FLOP counter itself takes the weight gradient of a grouped convolution for that of a full one."""
+    table = profile(build("mobilenet_v2"), (3, 32, 32))
+    assert all(row.backward_flops == 2 * row.forward_flops for row in table.rows[1:])

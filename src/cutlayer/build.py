@@ -134,7 +134,9 @@ def _check_device(name: str) -> None:
     try:
         float(torch.zeros(1, device=name))  # read back: a device without values, such as meta, cannot train
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device {name!r} cannot be used here: {reason(error)}; use cpu or cuda") from None
+        raise ConfigError(
+            f"device {name!r} cannot be used here: {reason(error)}; use cpu, or cuda where torch has it"
+        ) from None
 
 
 def _shape(data: Arrays) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from cutlayer.config import Run
+from cutlayer.plan.devices import PASSES
 from cutlayer.plan.profile import Profile
 from cutlayer.report import Comparison
 from cutlayer.trials import Group, Spread
@@ -30,7 +31,7 @@ class CutRow:
     unit: str  # the last of them
     accuracy: dict[Line, Spread]  # best, by line
     bytes: dict[str, float]  # up and down in a round, by method
-    flops: int  # forward and backward, for one sample
+    flops: int  # forward and backward, for one sample, as the clock counts them
     params: int
     seconds: dict[str, float]  # simulated, of a round, by method
 
@@ -116,7 +117,7 @@ def _row(cut: int, units: list[str], pairs: list[tuple[Line, Group]], costs: Pro
         unit=costs.rows[cut - 1].name if cut else "none",
         accuracy={line: best for line, group in pairs if (best := group.best) is not None},
         bytes={method: fmean(some) for method, some in traffic.items()},
-        flops=sum(unit.forward_flops + unit.backward_flops for unit in own),
+        flops=PASSES * sum(unit.forward_flops for unit in own),
         params=sum(unit.params for unit in own),
         seconds={method: fmean(some) for method, some in seconds.items()},
     )

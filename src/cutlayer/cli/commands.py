@@ -176,7 +176,7 @@ def cuts(
         rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
         resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
-    planned = study.planned(what, methods=method, cuts=cut, alpha=alpha)
+    planned = study.planned(what, settings or [], methods=method, cuts=cut, alpha=alpha)
     runs = launch.prepared(planned, orders, what)
     found = study.carried_out(runs, planned, orders)
     show.cuts(found, out / PurePosixPath(runs[0].name).parts[0] / "cuts.png", as_json)

@@ -12,6 +12,7 @@ from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import Watcher, watching
 from cutlayer.config import Run
+from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
 from cutlayer.methods import METHODS
@@ -113,6 +114,7 @@ def execute_all(
     if not (resume or overwrite):
         for folder in folders:
             folder.refuse_if_taken()
+    _check_data(runs, root)
     several_seeds = len({run.seed for run in runs}) > 1
     for run, folder in zip(runs, folders, strict=True):
         title = f"{run.name} seed {run.seed}" if several_seeds else run.name
@@ -128,6 +130,13 @@ def execute_all(
         except KeyboardInterrupt:
             raise Interrupted(run, folder) from None
     return folders
+
+
+def _check_data(runs: Sequence[Run], root: Path | None) -> None:
+    """Where there are several data sets, all must be there before the first run starts."""
+    names = {run.data for run in runs}
+    for name in sorted(names) if len(names) > 1 else ():
+        load(name, root)
 
 
 def _moved(run_name: str, name: Any) -> Any:

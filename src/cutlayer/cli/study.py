@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cutlayer import build, report
+from cutlayer import build, config, report
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.config import Run
@@ -18,13 +18,16 @@ from cutlayer.recipes import cut_study
 DEFAULT = "digits"
 
 
-def planned(what: str, *, methods: Sequence[str] | None, cuts: Sequence[str] | None, alpha: float) -> tuple[Run, ...]:
-    """The runs of the study: the first of a recipe or file, with each method, at each cut."""
+def planned(
+    what: str, settings: Sequence[str], *, methods: Sequence[str] | None, cuts: Sequence[str] | None, alpha: float
+) -> tuple[Run, ...]:
+    """The runs of the study: the first of a recipe or file, with each method, at each cut of its model."""
     for method in methods or ():
         if method not in METHODS:
             raise UnknownNameError("method", method, METHODS, "--method")
     base = launch.named(what)[0]
-    base = replace(base, name=base.name.partition("/")[0])
+    model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}  # it decides on the cuts
+    base = config.changed(replace(base, name=base.name.partition("/")[0]), model, "--set")
     numbers = [int(cut) if cut.isdecimal() else cut for cut in cuts] if cuts else None
     return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha).runs
 

@@ -39,7 +39,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         if path.suffix == ".safetensors":
             return load_file(path)
         entries: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, UnpicklingError, EOFError, OSError) as error:
+    except UnpicklingError as error:
+        raise DataError(f"{path} holds more than tensors by name; save model.state_dict() alone") from error
+    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
         raise DataError(f"{path} cannot be read: {reason(error)}; fetch or save it again") from error
     if not isinstance(entries, Mapping) or not all(isinstance(value, Tensor) for value in entries.values()):
         raise DataError(f"{path} does not hold tensors by name; save model.state_dict() alone")
