@@ -616,3 +616,9 @@ def test_data_that_is_missing_is_told_of_before_the_first_run(
     monkeypatch.setitem(recipes.RECIPES, "mixed", lambda: Recipe(runs=runs))
     assert mistake(say("run", "mixed", "--data", str(tmp_path))).startswith("mnist: no data files")
     assert not (tmp_path / "runs").exists()
+
+
+def test_one_run_alone_tells_its_simulated_time(say: Any) -> None:
+    said = say("run", "digits", "--only", "sfl_v1", "--rounds", "1", "--set", "devices=pool", "--quiet")
+    record = json.loads(Path("runs/digits/sfl_v1/seed-0/metrics.jsonl").read_text())
+    assert f"simulated time of all rounds: {record['simulated_seconds']:,.1f} s" in said.out

@@ -107,7 +107,8 @@ def setting_of(recipe: Recipe) -> str:
 
 def _race(panel: Panel) -> str:
     if panel.target is None:
-        return panel.rule
+        took = panel.groups[0].simulated if len(panel.groups) == 1 else None
+        return panel.rule if took is None else f"{panel.rule}; simulated time of all rounds: {took:,.1f} s"
     labels = [group.label for group in panel.references]
     against = labels[0] if len(labels) == 1 else f"the base of each family: {', '.join(labels)}"
     time = "; T: simulated time until then" if panel.timed else ""
