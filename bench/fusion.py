@@ -34,8 +34,8 @@ class Case:
     width: int = 64
     clients: int = 20
     batch: int = 32
-    steps: int = 5  # in a round
-    turns: int = 4
+    steps: int = 4  # in a round
+    turns: int = 3
 
     @property
     def name(self) -> str:

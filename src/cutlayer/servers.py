@@ -1,6 +1,7 @@
 """The two servers. The training server computes; the fed server only keeps and averages."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -187,11 +188,18 @@ def _stay(values: tuple[Any, ...]) -> bool:
 def weighted_sum(rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
     """Sum of the rows' tensors times their weights, block by block; integers as numbers, or their maximum."""
     total: Tree = None
+    scratch: Tree = None  # a fresh tensor for every product would cost more than the product
     for block in rows.blocks:
         if not largest_integers:
             block = block._replace(tree=tree.map(_as_number, block.tree))
-        part = _contracted(block, [float(weights[j]) for j in block.ids])
-        total = part if total is None else tree.map(_plus, total, part)
+        own = [float(weights[j]) for j in block.ids]
+        if total is None:
+            total = _contracted(block, own)
+        elif block.stacked:
+            total = tree.map(_plus, total, _contracted(block, own))
+        else:
+            scratch = tree.map(torch.empty_like, total) if scratch is None else scratch
+            total = tree.map(partial(_added, weight=sum(own)), total, block.tree, scratch)
     return total
 
 
@@ -210,6 +218,11 @@ def _contracted(block: Block, weights: list[float]) -> Tree:
         return a * sum(weights) if a.is_floating_point() else a
 
     return tree.map(stacked if block.stacked else same, block.tree)
+
+
+def _added(total: Tensor, a: Tensor, scratch: Tensor, *, weight: float) -> Tensor:
+    """The total and a times its weight, in place: a total is always this module's own."""
+    return total.add_(torch.mul(a, weight, out=scratch)) if a.is_floating_point() else torch.maximum(total, a)
 
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:
