@@ -145,7 +145,8 @@ def test_one_run_alone_is_not_raced_against_itself(tmp_path: Path) -> None:
     assert lines[1] == "run seeds rounds accuracy % accuracy % MiB MiB seconds"
     assert lines[3:] == [
         "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 4.0 2.0 1.0",
-        "no target: this run has no other to be compared with; --target sets one",
+        "no target: this run has no other to be compared with; --target sets one; simulated time of all",
+        "rounds: 120.0 s",
     ]
     row = rows(comparison)["sfl_v1"]
     assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
