@@ -123,14 +123,14 @@ def first_and_last(name: str) -> tuple[Run, ...]:
 @each_recipe
 def test_the_first_and_the_last_run_of_each_recipe_run(name: str, data: Path, tmp_path: Path) -> None:
     for run in first_and_last(name):
-        ran(run, data, tmp_path)
+        assert len(ran(run, data, tmp_path)) == 2
 
 
 @pytest.mark.slow
 @each_recipe
 def test_every_run_of_each_recipe_runs(name: str, data: Path, tmp_path: Path) -> None:
     for run in recipes.runs(name):
-        ran(run, data, tmp_path)
+        assert len(ran(run, data, tmp_path)) == 2
 
 
 def test_sfl_v1_with_the_optimiser_of_fedavg_is_fedavg(data: Path, tmp_path: Path) -> None:

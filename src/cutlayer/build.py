@@ -20,7 +20,7 @@ from cutlayer.methods.base import Method
 from cutlayer.models import MODELS
 from cutlayer.models.weights import load_weights
 from cutlayer.plan.devices import DEVICES, Devices
-from cutlayer.plan.profile import profile
+from cutlayer.plan.profile import Profile, profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
 from cutlayer.training import Training
@@ -39,9 +39,14 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
     if data.groups is not None and run.partition.name == "natural":
         test = test.of_groups(partition.names)  # the clients' own roles or speakers
     split = model_of(run, data)
-    pool = devices(run, split, data, len(partition))
+    pool: Devices | None = None
+    seconds: tuple[float, ...] = ()
+    if run.devices is not None:
+        costs = _costs(split, data.take(range(min(2, len(data)))).to(run.device))
+        pool = devices(run.devices, costs, len(partition), keys.fold(run.seed, "devices"))
+        seconds = _seconds_per_sample(pool, costs, split)
     simulation = Simulation(
-        method(run, split, pool, data),
+        method(run, split, seconds),
         data.to(run.device),
         partition,
         batching=run.batching,
@@ -77,29 +82,31 @@ def model_of(run: Run, data: Arrays) -> Split:
     return Split(net.to(run.device), run.cut, head=run.head)
 
 
-def devices(run: Run, split: Split, data: Arrays, num_clients: int) -> Devices | None:
-    """The run's simulated devices, if it has any."""
-    if run.devices is None:
-        return None
-    scheme = registry.make("devices", DEVICES, run.devices.name, run.devices.options)
-    few = data.take(list(range(min(2, len(data))))).to(run.device)
-    split.rehearse(few.x, few.y, data.num_classes)  # tells a misfit in a user's words
-    flops = profile(split, data.take([0]).x).cumulative_forward_flops[-1]
-    return scheme.draw(num_clients, flops, keys.fold(run.seed, "devices"))
+def _costs(split: Split, few: Arrays) -> Profile:
+    """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
+    split.rehearse(few.x, few.y, few.num_classes)
+    return profile(split, few.x)
 
 
-def method(run: Run, split: Split, pool: Devices | None, data: Arrays) -> Method:
-    """The run's method with its model and optimisers."""
+def devices(choice: Choice, costs: Profile, num_clients: int, key: int) -> Devices:
+    """Simulated devices for a model of these costs."""
+    scheme = registry.make("devices", DEVICES, choice.name, choice.options)
+    return scheme.draw(num_clients, costs.cumulative_forward_flops[-1], key)
+
+
+def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[float, ...]:
+    below = sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head))
+    return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
+
+
+def method(run: Run, split: Split, seconds: tuple[float, ...] = ()) -> Method:
+    """The run's method with its model and optimisers, and what a sample takes each client, where that is known."""
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
     options = dict(run.method.options)
-    if options.get("regulate") and pool is not None:  # MergeSFL: what a sample takes on each device
-        costs = profile(split, data.take([0]).x)
-        options["seconds_per_sample"] = pool.seconds_per_sample(
-            flops_below=sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head)),
-            cut_bits=32 * costs.crossing(split.cut, split.head),
-        )
+    if options.get("regulate") and seconds:
+        options["seconds_per_sample"] = seconds
     return methods.build(run.method.name, split, client_opt, server_opt, **options)
 
 

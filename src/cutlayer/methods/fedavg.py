@@ -41,14 +41,16 @@ class FedAvg:
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
-        c, w, steps = self.carry.enter(clients, c, state.memory["carry"]), weights(clients, self.agg), 0
+        c = self.carry.enter(clients, c, state.memory["carry"])
+        steps = 0
         for step in clients.steps():
             g = step.active.grad(self.loss, c, step.x, step.y, step.key)
             c[step.active] = step.active.do(self.update, c, g)
             steps = step.number + 1
         told = STATISTICS(clients.do(self.report, c.progress))
         models, reports, *moments = clients.up(MODEL(c.model), told, *self.carry.leave(clients, c))
-        mean, lr = fed.mean(models, w), self.opt.lr(state.round)
+        w, lr = weights(clients, self.agg), self.opt.lr(state.round)
+        mean = fed.mean(models, w)
         memory, client = fed.do(self.outer, state.memory["client"], state.client, mean, lr)
         carried = self.carry.keep(fed, state.memory["carry"], moments, w, steps)
         return state._replace(
