@@ -6,6 +6,7 @@ beyond what it had after a round of two clients: everything imported and loaded,
 """
 
 import multiprocessing
+import os
 import resource
 import sys
 from typing import NamedTuple
@@ -23,6 +24,8 @@ BATCH, STEPS = 2, 4
 NUM_SAMPLES = BATCH * MANY  # a batch for everyone
 METHODS = ("sfl_v1", "fedavg")
 ENGINES = ("loop", "vmap")
+# What is freed goes back to the system at once, so that a peak is what was held and not how free memory was scattered.
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 class Case(NamedTuple):
@@ -43,6 +46,7 @@ class Peak(NamedTuple):
 
 def main() -> None:
     args = options(__doc__.splitlines()[0])
+    os.environ |= ALLOCATOR  # glibc reads it when a process starts
     rounds = 2 if args.quick else 20
     show([compare(method, engine, rounds) for method in METHODS for engine in ENGINES], args.json)
 
