@@ -18,8 +18,8 @@ from cutlayer.data.partition import Partition, dirichlet
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
 from cutlayer.pieces.sampler import shuffled, uniform
-from cutlayer.plan.devices import REFERENCE_FLOPS, Device, Devices, Pool
-from cutlayer.plan.profile import profile
+from cutlayer.planning.devices import REFERENCE_FLOPS, Device, Devices, Pool
+from cutlayer.planning.profile import profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
 from cutlayer.state import State

@@ -16,7 +16,7 @@ from cutlayer.batches import Batching
 from cutlayer.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS, STATISTICS, SYNC
 from cutlayer.methods.base import with_one_server
 from cutlayer.places import Clients
-from cutlayer.plan.devices import Device, Devices
+from cutlayer.planning.devices import Device, Devices
 from cutlayer.program import at_client
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split

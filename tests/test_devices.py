@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from cutlayer import registry
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.models import resnet18
-from cutlayer.plan.devices import DEVICES, REFERENCE_FLOPS, Device, Devices, File, Measured, Pool, read, server_speed
-from cutlayer.plan.profile import profile
+from cutlayer.planning.devices import (
+    DEVICES,
+    REFERENCE_FLOPS,
+    Device,
+    Devices,
+    File,
+    Measured,
+    Pool,
+    read,
+    server_speed,
+)
+from cutlayer.planning.profile import profile
 
 MANY = 20_000
 MODEL = 4e6  # forward FLOPs of some model

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.models import build, char_transformer, cnn, mlp, resnet18, resnet34, vgg16
-from cutlayer.plan.profile import profile
+from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 
 # ResNet-18, 3x3 stem, 32x32: unit, cumulative multiply-adds (millions), O(L), A(L), cumulative parameters

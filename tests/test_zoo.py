@@ -28,7 +28,7 @@ from cutlayer.models import (
     vgg16,
 )
 from cutlayer.models.densenet import DenseNet
-from cutlayer.plan.profile import profile
+from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 from cutlayer.state import Model
 

@@ -24,8 +24,8 @@ from cutlayer.methods import (
     smofi,
 )
 from cutlayer.optim import Optimiser, adam, adamw, sgd
-from cutlayer.plan.devices import Device, Devices
-from cutlayer.plan.profile import profile
+from cutlayer.planning.devices import Device, Devices
+from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 from cutlayer.training import Result, accuracy, evaluate, train
 

@@ -19,8 +19,8 @@ from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
 from cutlayer.models import MODELS
 from cutlayer.models.weights import load_weights
-from cutlayer.plan.devices import DEVICES, Devices
-from cutlayer.plan.profile import Profile, profile
+from cutlayer.planning.devices import DEVICES, Devices
+from cutlayer.planning.profile import Profile, profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
 from cutlayer.training import Training

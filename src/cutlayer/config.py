@@ -32,7 +32,7 @@ from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
 from cutlayer.models import MODELS
 from cutlayer.optim import OPTIMISERS
-from cutlayer.plan.devices import DEVICES
+from cutlayer.planning.devices import DEVICES
 from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 

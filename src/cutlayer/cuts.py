@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from cutlayer.config import Run
-from cutlayer.plan.devices import PASSES
-from cutlayer.plan.profile import Profile
+from cutlayer.planning.devices import PASSES
+from cutlayer.planning.profile import Profile
 from cutlayer.report import Comparison
 from cutlayer.trials import Group, Spread
 

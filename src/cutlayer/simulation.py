@@ -25,7 +25,7 @@ from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method
 from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
-from cutlayer.plan.devices import Devices
+from cutlayer.planning.devices import Devices
 from cutlayer.program import Program
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split

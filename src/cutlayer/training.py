@@ -16,7 +16,7 @@ from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods.base import Method, global_model
-from cutlayer.plan.devices import Devices
+from cutlayer.planning.devices import Devices
 from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State

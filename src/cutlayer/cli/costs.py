@@ -11,7 +11,7 @@ from cutlayer.checks import reason
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError
 from cutlayer.models import MODELS
-from cutlayer.plan.profile import Profile, profile
+from cutlayer.planning.profile import Profile, profile
 from cutlayer.split import Split
 
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}  # values that an optimiser keeps for a parameter

@@ -12,7 +12,7 @@ from cutlayer.cuts import CutStudy, summary
 from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS, FedAvg
-from cutlayer.plan.profile import profile
+from cutlayer.planning.profile import profile
 from cutlayer.recipes import cut_study
 
 DEFAULT = "digits"

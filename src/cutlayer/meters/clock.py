@@ -21,7 +21,7 @@ from cutlayer import tree
 from cutlayer.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, Kind
 from cutlayer.meters.base import Direction
 from cutlayer.meters.ledger import Ledger
-from cutlayer.plan.devices import PASSES, Devices
+from cutlayer.planning.devices import PASSES, Devices
 from cutlayer.values import Block, PerClient, aligned
 
 log = logging.getLogger("cutlayer")
