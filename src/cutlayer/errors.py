@@ -7,6 +7,7 @@ CutlayerError
 │   ├── DataError           files that are missing, malformed or out of range
 │   ├── PartitionError      a partition that cannot be drawn
 │   ├── CutError            a model that cannot be cut there
+│   ├── InfeasibleError     devices for which there is no plan
 │   └── CheckpointError     a checkpoint that is damaged, missing or of another run
 └── LawError                a method that would move a value where it must not go
 
@@ -15,6 +16,7 @@ Each message says what happened, where, and what to do.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Literal
 
 
 class CutlayerError(Exception):
@@ -51,6 +53,14 @@ class PartitionError(UsageError):
 
 class CutError(UsageError):
     """A model that cannot be cut as asked."""
+
+
+class InfeasibleError(UsageError):
+    """No plan meets the target (`infeasible_eps`), or none fits the memory of any device (`infeasible_memory`)."""
+
+    def __init__(self, why: Literal["infeasible_eps", "infeasible_memory"], message: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class CheckpointError(UsageError):

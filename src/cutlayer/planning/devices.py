@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from cutlayer import keys
 from cutlayer.checks import check, check_positive, is_number, reason
@@ -21,15 +21,27 @@ from cutlayer.errors import ConfigError, DataError
 #   head                               512*10                                       =       5 120
 REFERENCE_FLOPS = 2 * 555_422_720
 PASSES = 3  # a training step costs as much as three forward passes: one forward, and two for both gradients
+Lanes = Literal["parallel", "shared"]
 LARGEST_SIGMA = 10.0  # one sigma is then a factor of 22 000
 
 
 class Device(NamedTuple):
-    """One client's speed."""
+    """What one client has to offer."""
 
     flops: float  # FLOP/s
-    up: float  # bit/s
-    down: float  # bit/s
+    up: float  # bit/s to the training server
+    down: float  # bit/s from there
+    fed_up: float | None = None  # bit/s to the fed server; as to the training server by default
+    fed_down: float | None = None
+    memory: float = math.inf  # bits for the layers, their activations and the optimiser
+
+    def rate(self, direction: Literal["up", "down"], server: str = "server") -> float:
+        """bit/s between this client and the training server, or the fed server."""
+        to_fed = (self.fed_up if direction == "up" else self.fed_down) if server == "fed" else None
+        return to_fed or (self.up if direction == "up" else self.down)
+
+
+OPTIONAL = ("fed_up", "fed_down", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +49,19 @@ class Devices:
     """All clients of a run, by client number, and the training server."""
 
     clients: tuple[Device, ...]
-    server: float  # FLOP/s of each client's lane at the training server
-    model_sync: bool = False  # whether sending the client-side model takes time
+    server: float  # FLOP/s of the training server: of each client's lane, or of all of it where they share it
+    lanes: Lanes = "parallel"  # whether each client has a lane of its own there, or the work of all adds up
+    server_up: float = math.inf  # bit/s from the training server to the fed server
+    server_down: float = math.inf  # bit/s back
+    model_sync: bool = False  # whether sending models takes time
 
     def __post_init__(self) -> None:
         _check_speeds(self.clients)
         check_positive("the server's flops", self.server)
+        check(self.lanes in get_args(Lanes), "lanes", self.lanes, " or ".join(map(repr, get_args(Lanes))))
+        for name in ("server_up", "server_down"):
+            rate = getattr(self, name)
+            check(rate == math.inf or (is_number(rate) and rate > 0), name, rate, "a number above 0")
 
     def seconds_per_sample(self, *, flops_below: float, cut_bits: float) -> tuple[float, ...]:
         """Each client's seconds for one sample in training: its own computation, and what crosses up and down.
@@ -63,7 +82,10 @@ def _check_speeds(clients: Sequence[Device]) -> None:
         raise ConfigError("devices for no clients; give at least one")
     for j, device in enumerate(clients):
         for name, value in device._asdict().items():
-            check_positive(f"{name} of client {j}'s device", value)
+            unset = name in OPTIONAL and value == Device._field_defaults[name]
+            check(
+                unset or (is_number(value) and value > 0), f"{name} of client {j}'s device", value, "a number above 0"
+            )
 
 
 class Scheme(Protocol):

@@ -1,0 +1,264 @@
+"""The planner's problem: each device's cut and batch size, and what they cost (HASFL, sections IV to VI).
+
+Cuts are numbers of layers at the device, from 1 to L; entry j - 1 of an array is for cut j. Workloads are FLOPs, data
+are bits. A device's layers up to its cut are its own between aggregations; those above the deepest cut of all devices
+are common, and the ones between are its own too, but at the server.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cutlayer.errors import ConfigError
+from cutlayer.planning.devices import PASSES, Devices
+from cutlayer.planning.profile import Profile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+VALUE_BITS = 32
+REFERENCE_BATCH = 16  # the plan for which the default target is reachable with a margin: this batch for everyone, ...
+MARGIN = 1.0  # ... half of the layers at the devices
+STRICTLY = 1 - 1e-9  # memory must be less than what there is
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Costs:
+    """Of one sample through the layers up to each cut."""
+
+    forward: Floats  # rho: FLOPs, cumulative
+    backward: Floats  # varpi: FLOPs, cumulative
+    up: Floats  # psi: bits of the activations at the cut
+    down: Floats  # chi: bits of their gradients
+    model: Floats  # delta: bits of the layers, cumulative
+    state: Floats  # bits of their optimiser's state, cumulative
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Costs":
+        """From a model's profile; a backward pass counts as two forward passes, as on the clock."""
+        forward = np.array(profile.cumulative_forward_flops[1:], dtype=float)
+        crossing = VALUE_BITS * np.array(profile.activations[1:], dtype=float)
+        return cls(
+            forward=forward,
+            backward=(PASSES - 1) * forward,
+            up=crossing,
+            down=crossing,
+            model=VALUE_BITS * np.array(profile.cumulative_params[1:], dtype=float),
+            state=VALUE_BITS * np.array(profile.cumulative_optimiser_state[1:], dtype=float),
+        )
+
+    @cached_property
+    def held(self) -> Floats:
+        """Bits of activations and gradients of one sample in all layers up to the cut."""
+        held: Floats = np.cumsum(self.up + self.down)
+        return held
+
+    @property
+    def above(self) -> Floats:
+        """FLOPs of one sample, both ways, that are left to the server."""
+        both = self.forward + self.backward
+        above: Floats = both[-1] - both
+        return above
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fleet:
+    """The devices as arrays, and the servers."""
+
+    flops: Floats
+    up: Floats
+    down: Floats
+    fed_up: Floats
+    fed_down: Floats
+    memory: Floats
+    server: float
+    server_up: float
+    server_down: float
+
+    @classmethod
+    def of(cls, devices: Devices, ids: tuple[int, ...] | None = None) -> "Fleet":
+        """These clients' devices; all of them by default."""
+        chosen = devices.clients if ids is None else tuple(devices.clients[j] for j in ids)
+        return cls(
+            flops=np.array([d.flops for d in chosen]),
+            up=np.array([d.rate("up") for d in chosen]),
+            down=np.array([d.rate("down") for d in chosen]),
+            fed_up=np.array([d.rate("up", "fed") for d in chosen]),
+            fed_down=np.array([d.rate("down", "fed") for d in chosen]),
+            memory=np.array([d.memory for d in chosen]),
+            server=devices.server,
+            server_up=devices.server_up,
+            server_down=devices.server_down,
+        )
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bound:
+    """The constants of the convergence bound (16): what is known of the loss and its gradients."""
+
+    beta: float  # smoothness: how fast gradients change
+    lr: float  # gamma
+    noise: Floats  # sigma_j^2: variance of one sample's gradient in each layer
+    slope: Floats  # G_j^2: squared norm of each layer's gradient
+    gap: float  # vartheta: the loss above the best one
+    target: float | None = None  # epsilon: mean squared gradient norm to reach; a rule of the problem by default
+
+    @property
+    def valid(self) -> bool:
+        """Whether the theorem holds at this learning rate."""
+        return self.lr * self.beta <= 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Latency:
+    """The terms of one training round and one aggregation, in seconds, by the equations' numbers."""
+
+    forward: Floats  # (28) at each device
+    up: Floats  # (29)
+    server_forward: float  # (30)
+    server_backward: float  # (31)
+    down: Floats  # (32)
+    backward: Floats  # (33)
+    model_up: Floats  # (34)
+    servers_up: float  # (35)
+    model_down: Floats  # (36)
+    servers_down: float  # (37)
+
+    @property
+    def split(self) -> float:
+        """(38) One mini-batch of everyone."""
+        there, back = (self.forward + self.up).max(), (self.down + self.backward).max()
+        return float(there + self.server_forward + self.server_backward + back)
+
+    @property
+    def aggregation(self) -> float:
+        """(39) The devices' own layers to the fed server and back."""
+        up, down = max(self.model_up.max(), self.servers_up), max(self.model_down.max(), self.servers_down)
+        return float(up + down)
+
+    @property
+    def own(self) -> Floats:
+        """What a mini-batch takes each device by itself."""
+        return self.forward + self.up + self.down + self.backward
+
+    @property
+    def straggler(self) -> int:
+        """The device that takes the longest."""
+        return int(self.own.argmax())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Find the cuts and batch sizes that reach the target in the least time (P', equations 44 and 45)."""
+
+    costs: Costs
+    fleet: Fleet
+    bound: Bound
+    interval: int = 15  # I: mini-batches between aggregations
+    samples: Ints | None = None  # of each device: no batch is larger
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "slope"):
+            if len(getattr(self.bound, name)) != self.num_layers:
+                raise ConfigError(
+                    f"the bound has {name} for {len(getattr(self.bound, name))} layers, but the model has "
+                    f"{self.num_layers}; estimate it with this model"
+                )
+        if self.interval < 1:
+            raise ConfigError(f"interval is {self.interval}; it must be at least 1")
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.fleet)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.costs.forward)
+
+    # -- convergence ----------------------------------------------------------------------------------------------
+
+    @property
+    def noise_rate(self) -> float:
+        """B of (27): what a sample less costs."""
+        bound = self.bound
+        return bound.beta * bound.lr / self.num_devices**2 * float(bound.noise.sum())
+
+    @property
+    def drift_rate(self) -> float:
+        """K of (27): what a layer below the deepest cut costs; nothing where everything is aggregated at each step."""
+        return 4 * (self.bound.beta * self.bound.lr * self.interval) ** 2 if self.interval > 1 else 0.0
+
+    @cached_property
+    def slopes(self) -> Floats:
+        """Squared gradient norm of all layers up to each cut."""
+        slopes: Floats = np.cumsum(self.bound.slope)
+        return slopes
+
+    @property
+    def target(self) -> float:
+        """epsilon: the bound's own, or one that a middling plan reaches with a margin."""
+        if self.bound.target is not None:
+            return self.bound.target
+        middle = self.slopes[max(self.num_layers // 2 - 1, 0)]
+        return float((1 + MARGIN) * (self.noise_rate * self.num_devices / REFERENCE_BATCH + self.drift_rate * middle))
+
+    def headroom(self, batches: ArrayLike, cuts: ArrayLike) -> float:
+        """The denominator of (45): how far the bound's constant part stays below the target."""
+        noise = self.noise_rate * float((1 / np.asarray(batches, dtype=float)).sum())
+        deepest = int(np.asarray(cuts).max())
+        return float(self.target - noise - self.drift_rate * self.slopes[deepest - 1])
+
+    def rounds(self, batches: ArrayLike, cuts: ArrayLike) -> float:
+        """(27) Mini-batches until the target; infinitely many where the plan cannot reach it."""
+        room = self.headroom(batches, cuts)
+        return 2 * self.bound.gap / (self.bound.lr * room) if room > 0 else float("inf")
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def capacity(self, cuts: ArrayLike) -> Floats:
+        """The largest batch, not rounded, of each device that fits its memory (C4) and its data."""
+        j = np.asarray(cuts) - 1
+        room = STRICTLY * self.fleet.memory - self.costs.state[j] - self.costs.model[j]
+        largest: Floats = room / self.costs.held[j]
+        return largest if self.samples is None else np.minimum(largest, self.samples)
+
+    def fits(self, batches: ArrayLike, cuts: ArrayLike) -> bool:
+        """C4, and no more samples than there are."""
+        return bool((np.asarray(batches) <= self.capacity(cuts)).all())
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def latency(self, batches: ArrayLike, cuts: ArrayLike) -> Latency:
+        """Equations 28 to 37."""
+        b, j = np.asarray(batches, dtype=float), np.asarray(cuts) - 1
+        costs, fleet = self.costs, self.fleet
+        own = costs.model[j]
+        between = self.num_devices * own.max() - own.sum()  # Lambda_s
+        return Latency(
+            forward=b * costs.forward[j] / fleet.flops,
+            up=b * costs.up[j] / fleet.up,
+            server_forward=float((b * (costs.forward[-1] - costs.forward[j])).sum() / fleet.server),
+            server_backward=float((b * (costs.backward[-1] - costs.backward[j])).sum() / fleet.server),
+            down=b * costs.down[j] / fleet.down,
+            backward=b * costs.backward[j] / fleet.flops,
+            model_up=own / fleet.fed_up,
+            servers_up=float(between / fleet.server_up),
+            model_down=own / fleet.fed_down,
+            servers_down=float(between / fleet.server_down),
+        )
+
+    def seconds_per_round(self, batches: ArrayLike, cuts: ArrayLike) -> float:
+        """A mini-batch with its share of the aggregation."""
+        latency = self.latency(batches, cuts)
+        return latency.split + latency.aggregation / self.interval
+
+    def seconds(self, batches: ArrayLike, cuts: ArrayLike) -> float:
+        """(45) Seconds until the target; infinitely many where memory or the target forbid the plan."""
+        if not self.fits(batches, cuts):
+            return float("inf")
+        return self.rounds(batches, cuts) * self.seconds_per_round(batches, cuts)
