@@ -1,6 +1,7 @@
 """Small worlds that the tests of the core share: ragged clients, tiny images and models, and rounds by hand."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from cutlayer import keys, methods, models
 from cutlayer.batches import Batching, Walk
+from cutlayer.config import Choice, Run
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.methods.base import Method
@@ -21,8 +23,16 @@ SIZES = (12, 20, 9, 20, 3)  # in batches of 4: 3, 5, 2 and 5 steps, and a client
 BATCH = Batching(size=4)
 SEED = 3
 NUM_UNITS = 5  # of resnet_tiny
+# What a method needs to be told where it is one of many: HASFL plans for devices, and here there are none.
+TOLD: dict[str, dict[str, Any]] = {"hasfl": {"interval": 3, "batches": "fixed", "cuts": "fixed"}}
 
 torch.set_num_threads(1)
+
+
+def using(run: Run, method: str) -> Run:
+    """The run with this method; one that counts the mini-batches of a round itself is told no number of steps."""
+    batching = replace(run.batching, steps=None) if method in TOLD else run.batching
+    return replace(run, method=Choice(method, TOLD.get(method, {})), batching=batching)
 
 
 def clients_of(sizes: Sequence[int] = SIZES) -> Partition:

@@ -54,6 +54,10 @@ def mixed(seed: int) -> tuple[Device, ...]:
     return tuple(Device(*np.exp(random.normal((12.6, 11.0, 11.5), 0.8)).tolist()) for _ in range(5))
 
 
+def scaled(device: Device, factor: float) -> Device:
+    return Device(flops=factor * device.flops, up=factor * device.up, down=factor * device.down)
+
+
 WORLDS = {"equal": EQUAL, "crossed": CROSSED, "mixed": mixed(0)}
 NAMES = ("sl", "sfl_v1", "sfl_v2", "mergesfl", "smofi", "fedavg")
 
@@ -383,7 +387,7 @@ def test_nothing_that_gets_faster_makes_a_round_longer(name: str) -> None:
         assert after <= before * (1 + 1e-12)
     (after,) = durations(timed(build(name), replace(base, server=3 * base.server)), 1)
     assert after < before if name != "fedavg" else after == before
-    twice = Devices(clients=tuple(Device(*(2 * s for s in d)) for d in base.clients), server=4e6, model_sync=True)
+    twice = Devices(clients=tuple(scaled(d, 2) for d in base.clients), server=4e6, model_sync=True)
     assert durations(timed(build(name), twice), 1) == [close(before / 2)]
 
 
@@ -391,7 +395,7 @@ def test_only_the_clients_of_the_round_matter() -> None:
     ids = uniform(range(5), 2, round_key(0))
     plan = {j: BATCHES[j] for j in ids}
     for factor in (1.0, 1e-6):
-        clients = [d if j in ids else Device(*(factor * s for s in d)) for j, d in enumerate(CROSSED)]
+        clients = [d if j in ids else scaled(d, factor) for j, d in enumerate(CROSSED)]
         sim = timed(build("smofi"), clients, per_round=2)
         assert durations(sim, 1) == [close(stepwise(of("cnn", 2, CROSSED), plan))]
 

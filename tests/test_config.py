@@ -29,14 +29,14 @@ REFUSED = {
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
     "cpu_threads, cut, data, device, devices, engine, eval_every, fresh, head, method, model, name, optimiser, "
     "partition, per_client, per_round, rounds, "
-    "seed, server_optimiser, subset, validation, weights.",
+    "seed, server_optimiser, subset, until_converged, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
     "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
     "[method]\nmodel = 'cnn'": "unknown key 'model' in my.toml, [method]; known: agg, sync.",
     "[partition]\nalfa = 1.0": "unknown key 'alfa' in my.toml, [partition]; did you mean 'alpha'?",
     "[batching]\nsiz = 4": "unknown key 'siz' in my.toml, [batching]; did you mean 'size'?",
-    "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'sl'?",
+    "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'hasfl'?",
     "data = 'digts'": "unknown data set 'digts' in my.toml; did you mean 'digits'?",
     "engine = 'lop'": "unknown engine 'lop' in my.toml; did you mean 'loop'?",
     "[method]\nsync = 'stp'": "unknown sync 'stp' in my.toml, [method]; did you mean 'step'?",
@@ -142,6 +142,7 @@ def test_the_written_form_is_this() -> None:
     )
     assert config.dumps(run) == (
         'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\nrounds = 20\n'
+        "until_converged = false\n"
         'seed = 0\nengine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
@@ -190,6 +191,7 @@ runs = st.builds(
     server_optimiser=st.none() | sgds,
     batching=st.builds(Batching, size=counts, epochs=counts, steps=st.none() | counts, drop_last=st.booleans()),
     rounds=counts,
+    until_converged=st.booleans(),
     seed=st.integers(),
     device=words,
     cpu_threads=st.none() | st.integers(1, 4096),

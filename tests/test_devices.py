@@ -1,7 +1,6 @@
-"""Specifies the device pools: their spread, the server's speed, files in every form, and the words for bad ones."""
+"""Specifies the devices: pools and ranges, the server's speed, files in every form, and the words for bad ones."""
 
 import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,13 @@ from hypothesis import strategies as st
 from cutlayer import registry
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.models import resnet18
-from cutlayer.planning.devices import (
-    DEVICES,
-    REFERENCE_FLOPS,
-    Device,
-    Devices,
-    File,
-    Measured,
-    Pool,
-    read,
-    server_speed,
-)
+from cutlayer.planning.device_files import SAMPLE, Measured, read
+from cutlayer.planning.devices import DEVICES, REFERENCE_FLOPS, Device, Devices, File, Pool, Uniform, server_speed
 from cutlayer.planning.profile import profile
 
 MANY = 20_000
 MODEL = 4e6  # forward FLOPs of some model
+RANGE = "two numbers above 0, the smaller one first."
 
 
 @pytest.fixture
@@ -95,6 +86,53 @@ def test_timing_the_models_transfer_is_passed_on(scheme: Pool | File, here: Path
     assert Pool().draw(1, MODEL, key=0).model_sync is False
 
 
+# -- ranges ------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_ranges_are_table_one() -> None:
+    devices = registry.make("devices", DEVICES, "table1", {}).draw(2000, MODEL, key=3)
+    assert (devices.server, devices.lanes, devices.model_sync) == (20e12, "shared", True)
+    drawn = np.array([device[:5] for device in devices.clients], dtype=float)
+    limits = np.array([(1e12, 2e12), (75e6, 80e6), (360e6, 380e6), (75e6, 80e6), (360e6, 380e6)])
+    share = (drawn - limits[:, 0]) / (limits[:, 1] - limits[:, 0])
+    assert share.min() >= 0 and share.max() < 1
+    assert np.abs(share.mean(axis=0) - 1 / 2).max() < 4 * math.sqrt(1 / 12 / 2000)
+    assert np.abs(np.corrcoef(share.T) - np.eye(5)).max() < 4 / math.sqrt(2000)  # the fed server's links are their own
+    assert {device.memory for device in devices.clients} == {math.inf}
+    between = (devices.server_up, devices.server_down)
+    assert all(360e6 <= rate < 380e6 for rate in between) and len(set(between)) == 2
+
+
+def test_ranges_are_a_function_of_their_key_and_the_first_clients_stay_when_more_join() -> None:
+    few, same, more = (Uniform(memory_gb=(1.0, 2.0)).draw(n, MODEL, key=5) for n in (4, 4, 30))
+    assert few == same
+    assert more.clients[:4] == few.clients
+    assert (more.server_up, more.server_down) == (few.server_up, few.server_down)
+    assert len(set(more.clients)) == 30
+    other = Uniform(memory_gb=(1.0, 2.0)).draw(4, 2 * MODEL, key=6)
+    assert not set(few.clients) & set(other.clients) and few.server_up != other.server_up
+
+
+def test_a_wider_range_moves_each_device_within_it_and_nothing_else() -> None:
+    narrow, wide = Uniform().draw(6, MODEL, key=0), Uniform(tflops=(0.1, 2.0), mbits_up=(10.0, 80.0))
+    for a, b in zip(narrow.clients, wide.draw(6, MODEL, key=0).clients, strict=True):
+        assert (b.flops - 0.1e12) / 1.9e12 == pytest.approx((a.flops - 1e12) / 1e12, rel=1e-12)
+        assert (b.up - 10e6) / 70e6 == pytest.approx((a.up - 75e6) / 5e6, rel=1e-9)
+        assert (b.down, b.fed_down) == (a.down, a.fed_down)
+    limited = Uniform(memory_gb=(0.5, 0.5)).draw(6, MODEL, key=0)
+    assert limited.clients == tuple(device._replace(memory=4e9) for device in narrow.clients)  # bits
+
+
+def test_a_range_of_one_number_is_that_number() -> None:
+    same = (1.5, 1.5)
+    scheme = Uniform(server_tflops=3.0, tflops=same, mbits_up=same, mbits_down=(9.0, 9.0), mbits_servers=same)
+    devices = scheme.draw(2, MODEL, key=0)
+    device = Device(flops=1.5e12, up=1.5e6, down=9e6, fed_up=1.5e6, fed_down=9e6)
+    assert devices == Devices(
+        clients=(device, device), server=3e12, lanes="shared", server_up=1.5e6, server_down=1.5e6, model_sync=True
+    )
+
+
 # -- what a device means -----------------------------------------------------------------------------------------
 
 
@@ -115,6 +153,16 @@ def test_seconds_of_one_sample_in_training_by_hand() -> None:
             1.0,
             "up of client 1's device is nan, but it must be a number above 0.",
         ),
+        (
+            (Device(1.0, 1.0, 1.0, memory=0.0),),
+            1.0,
+            "memory of client 0's device is 0.0, but it must be a number above 0.",
+        ),
+        (
+            (Device(1.0, 1.0, 1.0, fed_down=-2.0),),
+            1.0,
+            "fed_down of client 0's device is -2.0, but it must be a number above 0.",
+        ),
     ],
 )
 def test_devices_that_make_no_sense_are_refused(clients: tuple[Device, ...], server: float, message: str) -> None:
@@ -133,6 +181,29 @@ def test_devices_that_make_no_sense_are_refused(clients: tuple[Device, ...], ser
         ("pool", {"kbits_sigma": 11.0}, "kbits_sigma is 11.0, but it must be a number from 0 to 10."),
         ("file", {"path": "devices.csv", "kappa": math.nan}, "kappa is nan, but it must be a number above 0."),
         ("file", {}, "devices 'file' needs path; add it"),
+        (
+            "file",
+            {"path": "devices.csv", "kappa": 50.0, "server_tflops": 2.0},
+            "kappa is 50.0 and server_tflops is 2.0, but either gives the server's speed; keep one",
+        ),
+        (
+            "file",
+            {"path": "devices.csv", "server_tflops": 0.0},
+            "server_tflops is 0.0, but it must be a number above 0.",
+        ),
+        (
+            "file",
+            {"path": "devices.csv", "mbits_servers": -1.0},
+            "mbits_servers is -1.0, but it must be a number above 0.",
+        ),
+        ("file", {"path": "devices.csv", "lanes": "one"}, "lanes is 'one', but it must be 'parallel' or 'shared'."),
+        ("table1", {"lanes": "one"}, "lanes is 'one', but it must be 'parallel' or 'shared'."),
+        ("table1", {"server_tflops": 0.0}, "server_tflops is 0.0, but it must be a number above 0."),
+        ("table1", {"tflops": [2.0, 1.0]}, f"tflops is (2.0, 1.0), but it must be {RANGE}"),
+        ("table1", {"mbits_up": [0.0, 1.0]}, f"mbits_up is (0.0, 1.0), but it must be {RANGE}"),
+        ("table1", {"mbits_down": [1.0, math.inf]}, f"mbits_down is (1.0, inf), but it must be {RANGE}"),
+        ("table1", {"mbits_servers": [1.0]}, f"mbits_servers is (1.0,), but it must be {RANGE}"),
+        ("table1", {"memory_gb": 4.0}, f"memory_gb is 4.0, but it must be {RANGE}"),
     ],
 )
 def test_settings_are_checked_when_they_are_made(name: str, options: dict[str, Any], message: str) -> None:
@@ -148,13 +219,13 @@ def test_a_model_without_flops_has_no_speed_on_measured_devices() -> None:
 
 # -- files --------------------------------------------------------------------------------------------------------
 
-TWO = [Measured(0.5, 1000.0, 1000.0), Measured(2.0, 8000.0, 8000.0)]
-BOTH_WAYS = [Measured(0.5, 1000.0, 4000.0), Measured(2.0, 8000.0, 9000.0)]
+TWO = [Measured(seconds=0.5, up=1e6, down=1e6), Measured(seconds=2.0, up=8e6, down=8e6)]
+BOTH_WAYS = [Measured(seconds=0.5, up=1e6, down=4e6), Measured(seconds=2.0, up=8e6, down=9e6)]
 FORMS: dict[str, tuple[str, str, list[Measured]]] = {
     "csv": ("a.csv", "seconds_per_sample,kbit_per_s\n0.5,1000\n2,8e3\n", TWO),
     "other columns, spaces, blank lines and a byte order mark": (
         "a.CSV",
-        '\ufeffname, kbit_per_s ,seconds_per_sample\r\n"phone, old",1000, 0.5\r\n\r\nlaptop,8000,2.0\r\n',
+        '\ufeffowner, kbit_per_s ,seconds_per_sample,,\r\n"Smith, J.",1000, 0.5\r\n\r\nJones,8000,2.0\r\n',
         TWO,
     ),
     "rates for each direction": (
@@ -167,22 +238,32 @@ FORMS: dict[str, tuple[str, str, list[Measured]]] = {
         "seconds_per_sample,kbit_per_s,kbit_per_s_down\n0.5,1000,4000\n2,8000,9000\n",
         BOTH_WAYS,
     ),
+    "megabits": ("a.csv", "seconds_per_sample,mbit_per_s_up,mbit_per_s_down\n0.5,1,4\n2,8,9\n", BOTH_WAYS),
+    "everything": (
+        "a.csv",
+        "name,tflops,mbit_per_s,fed_mbit_per_s,fed_mbit_per_s_up,memory_gb\nold phone,0.5,10,40,20,1.5\n",
+        [Measured(name="old phone", flops=5e11, up=1e7, down=1e7, fed_up=2e7, fed_down=4e7, memory=1.2e10)],
+    ),
+    "a link to the fed server in one direction": (
+        "a.csv",
+        "tflops,kbit_per_s,fed_kbit_per_s_down\n0.5,10,40\n",
+        [Measured(flops=5e11, up=1e4, down=1e4, fed_down=4e4)],
+    ),
     "json": (
         "a.json",
         '[{"seconds_per_sample": 0.5, "kbit_per_s": 1000}, {"kbit_per_s": 8e3, "seconds_per_sample": 2, "id": 7}]',
         TWO,
     ),
-    "json with rates for each direction": (
+    "json in which entries differ": (
         "a.json",
-        json.dumps(
-            [{"seconds_per_sample": s, "kbit_per_s_up": up, "kbit_per_s_down": down} for s, up, down in BOTH_WAYS]
-        ),
-        BOTH_WAYS,
+        '[{"name": "a", "tflops": 2, "kbit_per_s_up": 10, "kbit_per_s_down": 20}, '
+        '{"seconds_per_sample": 3, "mbit_per_s": 1, "memory_gb": 2}]',
+        [Measured(name="a", flops=2e12, up=1e4, down=2e4), Measured(seconds=3.0, up=1e6, down=1e6, memory=1.6e10)],
     ),
     "fedscale": (
         "a.json",
         '{"9": {"computation": 500, "communication": 1000}, "1": {"computation": 2000.0, "communication": 8000}}',
-        TWO,
+        [TWO[0]._replace(name="9"), TWO[1]._replace(name="1")],
     ),
 }
 
@@ -191,7 +272,7 @@ FORMS: dict[str, tuple[str, str, list[Measured]]] = {
 def test_every_form_of_a_file(form: str, here: Path) -> None:
     name, text, expected = FORMS[form]
     (here / name).write_bytes(text.encode())
-    assert read(Path(name)) == expected
+    assert read(name) == expected
 
 
 def test_seconds_in_a_file_are_those_of_the_runs_own_model(here: Path) -> None:
@@ -200,6 +281,35 @@ def test_seconds_in_a_file_are_those_of_the_runs_own_model(here: Path) -> None:
     assert devices.clients == (Device(flops=8e6, up=1e6, down=4e6), Device(flops=2e6, up=8e6, down=9e6))
     assert seconds(devices, MODEL) == [0.5, 2.0]
     assert devices.server == pytest.approx(MODEL / 0.125, rel=1e-15)
+
+
+def test_speeds_in_a_file_are_those_of_the_device_whatever_the_model(here: Path) -> None:
+    (here / "a.csv").write_text(FORMS["everything"][1])
+    scheme = File(path="a.csv", server_tflops=7.0, lanes="shared", mbits_servers=30.0, model_sync=True)
+    device = Device(flops=5e11, up=1e7, down=1e7, fed_up=2e7, fed_down=4e7, memory=1.2e10, name="old phone")
+    assert scheme.draw(1, MODEL, key=0) == scheme.draw(1, 2 * MODEL, key=1)
+    assert scheme.draw(1, MODEL, key=0) == Devices(
+        clients=(device,), server=7e12, lanes="shared", server_up=3e7, server_down=3e7, model_sync=True
+    )
+    assert [device.rate("up"), device.rate("down"), device.rate("up", "fed"), device.rate("down", "fed")] == [
+        1e7, 1e7, 2e7, 4e7,
+    ]  # fmt: skip
+
+
+def test_without_options_a_file_has_parallel_lanes_and_servers_that_are_one(here: Path) -> None:
+    (here / "a.csv").write_text("tflops,mbit_per_s\n1,1\n")
+    found = File(path="a.csv").draw(1, MODEL, key=0)
+    assert found == Devices(clients=(Device(flops=1e12, up=1e6, down=1e6),), server=1e14)
+
+
+def test_the_sample_has_twenty_devices_of_different_kinds() -> None:
+    found = read("sample")
+    assert found == read(SAMPLE)
+    assert len(found) == len({device.name for device in found}) == 20
+    for numbers in zip(*((d.flops, d.up, d.down, d.memory) for d in found), strict=True):
+        assert max(numbers) > 100 * min(numbers)
+    drawn = File(path="sample", server_tflops=20.0).draw(20, MODEL, key=0)
+    assert drawn.clients[0] == Device(flops=4e9, up=2e6, down=8e6, memory=0.24e9, name="door camera")
 
 
 def test_of_more_devices_than_clients_the_first_are_taken_and_fewer_are_refused(here: Path) -> None:
@@ -238,48 +348,103 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
     "nothing": ("d.csv", "", "the device file d.csv holds no devices; give one for each client"),
     "no entries": ("d.json", "[]", "the device file d.json holds no devices; give one for each client"),
     "no clients": ("d.json", "{}", "the device file d.json holds no devices; give one for each client"),
-    "no seconds": (
+    "no speed": (
         "d.csv",
         "name,kbit_per_s\na,1\n",
-        "d.csv, line 1: seconds_per_sample is missing among 'name', 'kbit_per_s'; add it",
+        "d.csv, line 1: there is no seconds_per_sample or tflops among column 1 (name), column 2 (kbit_per_s); add one",
     ),
     "no rate": (
         "d.csv",
         "seconds_per_sample\n1\n",
-        "d.csv, line 1: kbit_per_s is missing among 'seconds_per_sample'; add it",
+        "d.csv, line 1: there is no rate up among column 1 (seconds_per_sample); add kbit_per_s, or kbit_per_s_up",
     ),
     "one rate": (
         "d.csv",
-        "seconds_per_sample,kbit_per_s_up\n1,1\n",
-        "d.csv, line 1: kbit_per_s is missing among 'seconds_per_sample', 'kbit_per_s_up'; add it",
+        "tflops,mbit_per_s_up\n1,1\n",
+        "d.csv, line 1: there is no rate down among column 1 (tflops), column 2 (mbit_per_s_up); add mbit_per_s, or "
+        "mbit_per_s_down",
     ),
-    "another separator": (
+    "both speeds": (
         "d.csv",
-        "seconds_per_sample;kbit_per_s\n1;1\n",
-        "d.csv, line 1: seconds_per_sample is missing among 'seconds_per_sample;kbit_per_s'; add it",
+        "tflops,kbit_per_s,seconds_per_sample\n1,1,1\n",
+        "d.csv, line 1, column 1 (tflops) and seconds_per_sample both give its speed; keep one",
+    ),
+    "both units": (
+        "d.csv",
+        "tflops,kbit_per_s_up,mbit_per_s_down\n1,1,1\n",
+        "d.csv, line 1, column 3 (mbit_per_s_down) and kbit_per_s_up are in different units; keep one unit",
+    ),
+    "a misspelt column": (
+        "d.csv",
+        "tflops,kbit_per_s,Memory_GB\n1,1,1\n",
+        "d.csv, line 1, column 3 (Memory_GB) is no known name; did you mean 'memory_gb'?",
+    ),
+    "semicolons": (
+        "d.csv",
+        "tflops;kbit_per_s\n1;1\n",
+        "d.csv, line 1, column 1 (tflops;kbit_per_s): semicolons separate its cells; separate them by commas",
+    ),
+    "tabs": (
+        "d.csv",
+        "tflops\tkbit_per_s\n1\t1\n",
+        "d.csv, line 1, column 1 (tflops\tkbit_per_s): tabs separate its cells; separate them by commas",
+    ),
+    "semicolons below commas": (
+        "d.csv",
+        HEAD + "a;1;1\n",
+        "d.csv, line 2, column 2 (seconds_per_sample) is empty; give a number above 0",
     ),
     "a column twice": (
         "d.csv",
         "seconds_per_sample,kbit_per_s,kbit_per_s\n1,1,1\n",
-        "d.csv, line 1: kbit_per_s is there more than once among 'seconds_per_sample', 'kbit_per_s', 'kbit_per_s'; "
-        "keep one",
+        "d.csv, line 1, column 3 (kbit_per_s) is there already as column 2; keep one",
     ),
-    "an empty cell": ("d.csv", GOOD + "b,,1\n", "d.csv, line 4: seconds_per_sample is empty; give a number above 0"),
-    "a short row": ("d.csv", GOOD + "b,1\n", "d.csv, line 4: kbit_per_s is empty; give a number above 0"),
+    "an empty cell": (
+        "d.csv",
+        GOOD + "b,,1\n",
+        "d.csv, line 4, column 2 (seconds_per_sample) is empty; give a number above 0",
+    ),
+    "an empty optional cell": (
+        "d.csv",
+        "tflops,mbit_per_s,memory_gb\n1,1,1\n1,1,\n",
+        "d.csv, line 3, column 3 (memory_gb) is empty; give a number above 0",
+    ),
+    "a short row": ("d.csv", GOOD + "b,1\n", "d.csv, line 4, column 3 (kbit_per_s) is empty; give a number above 0"),
     "a decimal comma": (
         "d.csv",
         GOOD + "b,0,034,1\n",
-        "d.csv, line 4: there are 4 cells below 3 columns; write numbers as 0.034",
+        "d.csv, line 4, column 4: there are 4 cells below 3 columns; write numbers as 0.034",
     ),
-    "text": ("d.csv", GOOD + "b,fast,1\n", "d.csv, line 4: seconds_per_sample is 'fast'; it must be a number above 0"),
-    "negative": ("d.csv", GOOD + "b,1,-3\n", "d.csv, line 4: kbit_per_s is '-3'; it must be a number above 0"),
-    "zero": ("d.csv", GOOD + "b,0.0,1\n", "d.csv, line 4: seconds_per_sample is '0.0'; it must be a number above 0"),
+    "text": (
+        "d.csv",
+        "name,tflops,mbit_per_s\na,1,1\nb,fast,1\n",
+        "d.csv, line 3, column 2 (tflops) is 'fast'; it must be a number above 0",
+    ),
+    "negative": (
+        "d.csv",
+        GOOD + "b,1,-3\n",
+        "d.csv, line 4, column 3 (kbit_per_s) is '-3'; it must be a number above 0",
+    ),
+    "zero": (
+        "d.csv",
+        GOOD + "b,0.0,1\n",
+        "d.csv, line 4, column 2 (seconds_per_sample) is '0.0'; it must be a number above 0",
+    ),
     "no number": (
         "d.csv",
         GOOD + "b,nan,1\n",
-        "d.csv, line 4: seconds_per_sample is 'nan'; it must be a number above 0",
+        "d.csv, line 4, column 2 (seconds_per_sample) is 'nan'; it must be a number above 0",
     ),
-    "infinite": ("d.csv", GOOD + "b,1,inf\n", "d.csv, line 4: kbit_per_s is 'inf'; it must be a number above 0"),
+    "infinite": (
+        "d.csv",
+        GOOD + "b,1,inf\n",
+        "d.csv, line 4, column 3 (kbit_per_s) is 'inf'; it must be a number above 0",
+    ),
+    "infinite in bits": (
+        "d.csv",
+        "tflops,mbit_per_s\n1e300,1\n",
+        "d.csv, line 2, column 1 (tflops) is '1e300'; it must be a number above 0",
+    ),
     "a giant cell": (
         "d.csv",
         GOOD + f"{'b' * 200_000},1,1\n",
@@ -301,40 +466,46 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
         '{"7": [1, 2]}',
         "d.json, client 7 is [1, 2]; it must be a mapping from names to numbers",
     ),
-    "an entry without seconds": (
+    "an empty entry": ("d.json", "[{}]", "d.json, entry 1 is {}; it must be a mapping from names to numbers"),
+    "an entry without a speed": (
         "d.json",
-        '[{"kbit_per_s": 1}]',
-        "d.json, entry 1: seconds_per_sample is missing among 'kbit_per_s'; add it",
+        '[{"id": 3, "kbit_per_s": 1}]',
+        "d.json, entry 1: there is no seconds_per_sample or tflops among id, kbit_per_s; add one",
+    ),
+    "an entry with two speeds": (
+        "d.json",
+        '[{"tflops": 1, "seconds_per_sample": 1, "kbit_per_s": 1}]',
+        "d.json, entry 1, tflops and seconds_per_sample both give its speed; keep one",
     ),
     "a client without a rate": (
         "d.json",
         '{"7": {"computation": 1}}',
-        "d.json, client 7: communication is missing among 'computation'; add it",
+        "d.json, client 7: there is no communication among computation; add it",
     ),
     "nothing in an entry": (
         "d.json",
-        '[{"seconds_per_sample": null, "kbit_per_s": 1}]',
-        "d.json, entry 1: seconds_per_sample is empty; give a number above 0",
+        '[{"tflops": 1, "kbit_per_s": 1}, {"seconds_per_sample": null, "kbit_per_s": 1}]',
+        "d.json, entry 2, seconds_per_sample is empty; give a number above 0",
     ),
     "JSON's own infinity": (
         "d.json",
         '{"7": {"computation": 1, "communication": Infinity}}',
-        "d.json, client 7: communication is inf; it must be a number above 0",
+        "d.json, client 7, communication is inf; it must be a number above 0",
     ),
     "a truth value": (
         "d.json",
         '[{"seconds_per_sample": true, "kbit_per_s": 1}]',
-        "d.json, entry 1: seconds_per_sample is True; it must be a number above 0",
+        "d.json, entry 1, seconds_per_sample is True; it must be a number above 0",
     ),
     "a list for a number": (
         "d.json",
         '[{"seconds_per_sample": [1], "kbit_per_s": 1}]',
-        "d.json, entry 1: seconds_per_sample is [1]; it must be a number above 0",
+        "d.json, entry 1, seconds_per_sample is [1]; it must be a number above 0",
     ),
     "too large": (
         "d.json",
         '[{"seconds_per_sample": 1' + "0" * 400 + ', "kbit_per_s": 1}]',
-        "d.json, entry 1: seconds_per_sample is 1" + "0" * 39 + "; it must be a number above 0",
+        "d.json, entry 1, seconds_per_sample is 1" + "0" * 39 + "; it must be a number above 0",
     ),
     "another encoding": (
         "d.csv",
@@ -344,7 +515,7 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
     "another ending": (
         "d.txt",
         GOOD,
-        "the device file 'd.txt' is of no known form; give a path that ends in .csv or .json",
+        "the device file 'd.txt' is of no known form; give a path that ends in .csv or .json, or 'sample'",
     ),
 }
 
@@ -361,15 +532,15 @@ def test_a_bad_file_is_refused_by_name_line_and_column(what: str, here: Path) ->
 def test_json_that_is_nested_too_deeply_is_refused(here: Path) -> None:
     (here / "d.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"^d\.json is not JSON: maximum recursion depth exceeded"):
-        read(Path("d.json"))
+        read("d.json")
 
 
 def test_a_path_that_is_no_file_is_refused(here: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read(Path("lab/none.csv"))
+        read("lab/none.csv")
     assert str(caught.value) == (
         "there is no device file lab/none.csv; check the path, which is relative to the working directory"
     )
     (here / "folder.json").mkdir()
     with pytest.raises(DataError, match=r"^the device file folder\.json cannot be read: \[Errno \d+\] "):
-        read(Path("folder.json"))
+        read("folder.json")

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from cutlayer import methods, optim
 from cutlayer.batches import Batching
 from cutlayer.meters.ledger import Ledger
+from cutlayer.planning.devices import Device, Devices
+from cutlayer.planning.problem import Costs
+from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 from cutlayer.state import State
 from cutlayer.values import Held
@@ -23,6 +26,16 @@ class Case(NamedTuple):
     options: dict[str, Any]
     batching: Batching = BATCH
 
+
+HETEROGENEOUS = Devices(
+    clients=tuple(Device(flops=1e7 * 2**k, up=1e6 / 3**k, down=4e6 / 2**k) for k in (0, 2, 1, 3, 1)),
+    server=1e9,
+    lanes="shared",
+    server_up=1e7,
+    server_down=1e7,
+)
+COSTS = Costs.of(profile(resnet(), (1, 8, 8)))
+PLANNING = {"interval": 3, "devices": HETEROGENEOUS, "costs": COSTS}
 
 CASES = {
     "fedavg": Case("fedavg", {}),
@@ -47,6 +60,12 @@ CASES = {
     "sfl_v2 reset step": Case("sfl_v2", {"server_opt_reset": "step", "order": "fixed"}),
     "sfl_v2 client": Case("sfl_v2", {"interleave": "client"}),
     "mergesfl": Case("mergesfl", {}),
+    "hasfl": Case("hasfl", {"interval": 3, "batches": (4, 1, 2, 5, 3), "cuts": "fixed"}),
+    "hasfl own cuts": Case("hasfl", {"interval": 3, "batches": (4, 1, 2, 4, 2), "cuts": (1, 3, 2, 1, 3)}),
+    "hasfl random": Case("hasfl", {**PLANNING, "batches": "random", "random_batch": (1, 6), "cuts": "random"}),
+    "hasfl planned": Case("hasfl", {**PLANNING, "batches": "planned", "cuts": "planned"}),
+    "hasfl planned cuts": Case("hasfl", {**PLANNING, "batches": (4, 1, 2, 4, 2), "cuts": "planned", "target": 1e6}),
+    "hasfl by resources": Case("hasfl", {**PLANNING, "batches": "random", "cuts": "resources", "replan_every": 2}),
     "mergesfl regulated": Case("mergesfl", {"seconds_per_sample": (1.0, 2.0, 1.0, 0.5, 4.0), "largest_batch": 8}),
 }
 OPTIMISERS = {
@@ -110,6 +129,7 @@ RUNS = [
 PIECES = {
     *("fedavg uniform", "fedprox", "fednar", "fedavgm", "slowmo", "slowmo average", "fednag"),
     *("sfl_v1 step uniform", "smofi literal", "smofi without alignment"),
+    *("hasfl random", "hasfl planned", "hasfl planned cuts", "hasfl by resources"),
 }
 FEW_RUNS = [("nesterov", "two-part", torch.float64), ("momentum", "two-part", torch.float32)]
 PAIRS = [(case, *run) for case in CASES for run in (FEW_RUNS if case in PIECES else RUNS)]
@@ -170,7 +190,8 @@ def dropping() -> Dropping:
 
 def with_dropout(name: str, engine: str, seed: int = SEED) -> dict[str, Tensor]:
     opt = optim.sgd(0.1, momentum=0.9)
-    return trained(methods.build(name, Split(dropping(), 3), opt, opt), engine=engine, seed=seed)
+    options = CASES["hasfl"].options if name == "hasfl" else {}
+    return trained(methods.build(name, Split(dropping(), 3), opt, opt, **options), engine=engine, seed=seed)
 
 
 @pytest.mark.parametrize("name", methods.METHODS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import using
 from safetensors.torch import load_file
 from torch import nn
 
@@ -51,7 +52,7 @@ def accuracy_of(model: nn.Module) -> float:
 @pytest.mark.parametrize("shape", MODELS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_file_loads_strictly_and_is_as_accurate_as_the_last_line(method: str, shape: str, tmp_path: Path) -> None:
-    run = replace(SMALL, method=Choice(method), **MODELS[shape])
+    run = replace(using(SMALL, method), **MODELS[shape])
     folder = Folder(tmp_path / "run")
     training = execute(run, folder)
     model = built(run)

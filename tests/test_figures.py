@@ -354,3 +354,45 @@ def test_a_figure_of_an_unknown_format() -> None:
     with pytest.raises(ConfigError) as caught:
         figures.check_format(Path("curves.gif"))
     assert str(caught.value) == "cannot draw a figure into curves.gif; use a name that ends in .png, .pdf, .svg"
+
+
+# -- converged runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(tmp_path: Path, drawn: list[Figure]) -> Path:
+    """Runs of Figure 10 of HASFL: HABS after 2 rounds of a minute, b8 after 4 of three, b16 in one of two seeds."""
+    runs = {run.name: run for run in recipes.runs("hasfl_fig10")}
+    level, later = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6], [0.1, 0.3, 0.4, 0.52, 0.5, 0.5, 0.5, 0.5, 0.5]
+    panel = "hasfl_fig10/cifar10-iid"
+    left(tmp_path, runs[f"{panel}/habs"], level, simulated=60)
+    left(tmp_path, runs[f"{panel}/b8"], later, simulated=180)
+    left(tmp_path, runs[f"{panel}/b16"], level, simulated=60, seed=0)
+    left(tmp_path, runs[f"{panel}/b16"], level[:6], simulated=60, seed=1)
+    return tmp_path
+
+
+def test_bars_of_converged_runs(ended: Path, drawn: list[Figure]) -> None:
+    figures.draw(report.compare(report.find([ended])), Path("a.png"))
+    above, below = drawn[0].axes
+    assert (above.get_ylabel(), below.get_ylabel()) == ("converged accuracy (%)", "converged after (minutes)")
+    bars = [[(round(b.get_center()[0], 6), round(b.get_height(), 6)) for b in a.patches] for a in (above, below)]
+    assert bars == [[(0, 60), (1, 52)], [(0, 2), (1, 12)]]
+    assert [text.get_text() for text in below.texts] == ["2.00", "12.00"]
+    assert [tick.get_text() for tick in below.get_xticklabels()] == ["habs", "b8", "b16"]
+    assert above.get_xlim() == below.get_xlim() == (-0.6, 2.6)
+    # b16 stands for its whole run, 6.5 minutes on average
+    (late,) = below.lines
+    assert (late.get_label(), late.get_xydata().tolist()) == ("not converged with every seed", [[2, 6.5]])
+
+
+def test_converged_time_against_a_setting(tmp_path: Path, drawn: list[Figure]) -> None:
+    level = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]
+    runs = {run.name: run for run in recipes.runs("hasfl_fig9")}
+    for number in (10, 20):
+        left(tmp_path, runs[f"hasfl_fig9/cifar10-iid/rbs_rms-n{number}"], level, simulated=3 * number)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    above, below = drawn[0].axes
+    assert lines(above)["rbs_rms"] == [(10, 60), (20, 60)]
+    assert lines(below)["rbs_rms"] == [(10, 1), (20, 2)]
+    assert below.get_ylabel() == "converged after (minutes)"

@@ -12,11 +12,14 @@ from torch import Tensor
 from cutlayer import methods, optim, tree
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SYNC, Kind
-from cutlayer.methods import FedAvg, MergeSFL, RandomCut, Relay, SplitFed, SplitFedV2
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SLOPES, STATISTICS, SYNC, Kind
+from cutlayer.methods import FedAvg, Hasfl, MergeSFL, RandomCut, Relay, SplitFed, SplitFedV2
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Clients
+from cutlayer.planning.devices import Pool
+from cutlayer.planning.problem import Costs
+from cutlayer.planning.profile import profile
 from cutlayer.program import Program, at_client
 from cutlayer.servers import Fed, Server
 from cutlayer.simulation import Simulation
@@ -44,7 +47,7 @@ def test_every_kind_has_its_home() -> None:
     }
 
 
-@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL, RandomCut))
+@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL, RandomCut, Hasfl))
 def test_methods_are_final(method: type) -> None:
     with pytest.raises(LawError) as caught:
         type("Mine", (method,), {})
@@ -240,6 +243,11 @@ def test_functions_have_addresses_by_their_place_in_the_method() -> None:
     assert addresses("sfl_v1") == addresses("smofi") == split
     assert addresses("smofi", random_cut=(2, 3)) == {f"methods.{k}.{name}" for k in (0, 1) for name in split}
     assert addresses("fedavg") == {"begin", "loss", "update", "report"}
+    fixed = {"batches": "fixed", "cuts": "fixed"}
+    planning = {"devices": Pool().draw(5, 1e6, 0), "costs": Costs.of(profile(resnet(), (1, 8, 8)))}
+    assert addresses("hasfl", **fixed) == split
+    looks = ("first_half", "second_half", "first_labels", "second_labels", "look", "compare")
+    assert addresses("hasfl", **planning) == split | {f"observer.{name}" for name in looks}
     assert addresses("fednag") == addresses("fedavg") | {"carry.remember", "carry.moments"}
 
 
@@ -322,11 +330,15 @@ def test_a_client_outside_the_round_cannot_be_asked() -> None:
     assert refusal(lambda s: s.clients.only((99,)), "loop") == "client 99 does not take part in this round"
 
 
+def size_of(model: Any) -> Tensor:
+    """A number that tells something of a model."""
+    return sum(value.square().sum() for value in tree.tensors(model))  # type: ignore[return-value]
+
+
 # -- Which server may see it -------------------------------------------------------------------------------------------
 
 TELLING = "a value that may tell of a single client"
 TOLD: dict[str, Callable[["Scene"], Any]] = {
-    "single clients' rows": lambda s: s.fed.send(SYNC, s.at_fed, s.server),
     "one client's row": lambda s: s.fed.send(SYNC, s.fed.pick(s.at_fed, 0), s.server),
     "what was made of it": lambda s: s.fed.send(SYNC, s.fed.do(OPT.begin, s.fed.pick(s.at_fed, 0), 0), s.server),
     "a mean over one client": lambda s: s.fed.send(SYNC, s.fed.mean(s.at_fed[s.clients.only((1,))]), s.server),
@@ -337,6 +349,54 @@ TOLD: dict[str, Callable[["Scene"], Any]] = {
     "their mean": lambda s: s.server.send(SYNC, s.server.mean(s.at_server[s.clients.only((0, 1))]), s.fed),
     "what the server made of one client's activations": lambda s: s.server.send(
         SYNC, s.server.vjp(s.me.model.upper, s.state.server, s.server.pick(s.at_server, 0))[0], s.fed
+    ),
+}
+ROWS = (
+    "single clients' values go from server to server only as model, whole models, or as statistics, and only to the "
+    "fed place; this goes to the {} as {}"
+)
+ROWS_TOLD: dict[str, tuple[Callable[["Scene"], Any], str]] = {
+    "single clients' rows": (lambda s: s.fed.send(SYNC, s.at_fed, s.server), ROWS.format("server", "sync")),
+    "their models to the training server": (
+        lambda s: s.fed.send(MODEL, s.at_fed, s.server),
+        ROWS.format("server", "model"),
+    ),
+    "numbers of them to the training server": (
+        lambda s: s.fed.send(STATISTICS, s.fed.each(size_of, s.at_fed), s.server),
+        ROWS.format("server", "statistics"),
+    ),
+    "activations as a model": (lambda s: s.server.send(MODEL, s.at_server, s.fed), ROWS.format("fed", "model")),
+    "activations as themselves": (
+        lambda s: s.server.send(ACTIVATIONS, s.at_server, s.fed),
+        ROWS.format("fed", "activations"),
+    ),
+    "activations as statistics": (
+        lambda s: s.server.send(STATISTICS, s.at_server, s.fed),
+        ROWS.format("fed", "statistics"),
+    ),
+    "server-side parts with their momenta": (
+        lambda s: s.server.send(MODEL, s.s, s.fed),
+        ROWS.format("fed", "model"),
+    ),
+    "single values of a model": (
+        lambda s: s.server.send(MODEL, s.s.model.params, s.fed),
+        ROWS.format("fed", "model"),
+    ),
+    "rows as an aggregate": (lambda s: s.server.send(SYNC, s.s.model, s.fed), ROWS.format("fed", "sync")),
+    "rows as slopes": (lambda s: s.server.send(SLOPES, s.s.model, s.fed), ROWS.format("fed", "slopes")),
+}
+STEERS = "what steers a round must be an aggregate; this value may tell of a single client"
+LOOKS: dict[str, tuple[Callable[["Scene"], Any], str]] = {
+    "one client's row": (lambda s: s.fed.look(s.fed.pick(s.at_fed, 0)), STEERS),
+    "what was made of it": (lambda s: s.fed.look(s.fed.do(size_of, s.fed.pick(s.at_fed, 0))), STEERS),
+    "a mean over one client": (lambda s: s.fed.look(s.fed.mean(s.at_fed[s.clients.only((1,))])), STEERS),
+    "a mean of activations": (
+        lambda s: s.server.look(s.server.mean(s.at_server[s.clients.only((0, 1))])),
+        STEERS,
+    ),
+    "the other server's value": (
+        lambda s: s.server.look(s.state.client),
+        "the server place was given a value that is at the fed",
     ),
 }
 STRAY = "the {} place was given a value that is at the {}"
@@ -412,6 +472,16 @@ PLACES: dict[str, tuple[Callable[[Scene], Any], str]] = {
         f"send of {what}": (send, f"only aggregates go from server to server, as sync; this is {TELLING}")
         for what, send in TOLD.items()
     },
+    **{f"send of {what}": told for what, told in ROWS_TOLD.items()},
+    **{f"a look at {what}": told for what, told in LOOKS.items()},
+    "fed each with server rows": (lambda s: s.fed.each(size_of, s.at_server), STRAY.format("fed", "server")),
+    "fed each with clients' values": (lambda s: s.fed.each(size_of, s.c.model), STRAY.format("fed", "clients")),
+    "fed rows of server values": (lambda s: s.fed.rows({0: s.state.server}), STRAY.format("fed", "server")),
+    "fed copies of a server value": (
+        lambda s: s.fed.copies(s.state.server, s.clients),
+        STRAY.format("fed", "server"),
+    ),
+    "send of the other's rows": (lambda s: s.server.send(MODEL, s.at_fed, s.fed), STRAY.format("server", "fed")),
     "send of the other's value": (
         lambda s: s.server.send(SYNC, s.state.client, s.server),
         STRAY.format("server", "fed"),
@@ -444,3 +514,34 @@ def test_an_aggregate_goes_from_server_to_server_and_is_counted(engine: str) -> 
 
     sim = tell(story, engine)
     assert sim.ledger.totals["inter_server_sync"] == tree.num_bytes(sim.start().client.tree.params)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_whole_models_and_numbers_of_single_clients_go_to_the_fed_server_and_are_counted(engine: str) -> None:
+    def story(s: Scene) -> None:
+        models = s.server.send(MODEL, s.s.model, s.fed)
+        numbers = s.server.send(STATISTICS, s.server.each(size_of, s.s.model), s.fed)
+        assert (models.place, numbers.place) == ("fed", "fed")
+        assert models.ids == numbers.ids == s.clients.ids
+        agree(s.fed.mean(models).tree.params, s.state.server.tree.params)
+        again = s.fed.each(size_of, models)
+        for j in s.clients.ids:
+            agree(again.row(j), numbers.row(j))
+        mean = s.fed.mean(numbers)
+        agree(s.fed.look(mean), numbers.row(0))
+        agree(s.server.look(s.fed.send(SYNC, mean, s.server)), numbers.row(0))
+
+    sim = tell(story, engine)
+    totals, server = sim.ledger.totals, sim.start().server.tree
+    assert totals["inter_server_model"] == 5 * tree.num_bytes(server.params)
+    assert totals["inter_server_statistics"] == 5 * 8
+    assert totals["inter_server_sync"] == 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_single_clients_sent_to_the_fed_server_stays_there(engine: str) -> None:
+    def story(s: Scene) -> None:
+        models = s.server.send(MODEL, s.s.model, s.fed)
+        s.fed.send(SYNC, s.fed.pick(models, 0), s.server)
+
+    assert refusal(story, engine) == f"only aggregates go from server to server, as sync; this is {TELLING}"

@@ -26,7 +26,8 @@ JOINT = optim.sgd(0.1, clip=0.5, clip_scope="joint")
 
 
 def ran(name: str, cut: int, head: int | None = None, opt: optim.Transform = OPT, **options: Any) -> Simulation:
-    method = methods.build(name, Split(resnet(dtype=torch.float32), cut, head=head), opt, opt)
+    fixed = {"interval": 2, "batches": "fixed", "cuts": "fixed"} if name == "hasfl" else {}
+    method = methods.build(name, Split(resnet(dtype=torch.float32), cut, head=head), opt, opt, **fixed)
     sim = simulation(method, images(dtype=torch.float32), **options)
     run(sim, ROUNDS)
     return sim
@@ -97,10 +98,27 @@ def test_running_statistics_are_counted_where_asked(name: str) -> None:
     full = Ledger(count_buffers=True)
     plain = ran(name, 1, meters=(full,)).ledger
     lower, upper = Split(resnet(dtype=torch.float32), 1).initial()
-    buffers = tree.num_bytes(lower.buffers) + (0 if name in SPLIT_METHODS else tree.num_bytes(upper.buffers))
+    split = name in (*SPLIT_METHODS, "hasfl")
+    buffers = tree.num_bytes(lower.buffers) + (0 if split else tree.num_bytes(upper.buffers))
     a_model_each_way = ROUNDS * len(SIZES) * buffers
     assert buffers > 0
     assert full.totals - plain.totals == {"up_model": a_model_each_way, "down_model": a_model_each_way}
+
+
+@pytest.mark.parametrize("engine", ("loop", "vmap"))
+def test_layers_between_the_servers_count_once_for_each_client(engine: str) -> None:
+    """Three clients have all layers up to the deepest cut; of the others the rest goes from server to server."""
+    cuts, full = (1, 3, 2, 3, 3), Ledger(count_buffers=True)
+    split = Split(resnet(dtype=torch.float32), 3)
+    method = methods.hasfl(model=split, client_opt=OPT, server_opt=OPT, interval=1, batches="fixed", cuts=cuts)
+    sim = simulation(method, images(dtype=torch.float32), engine=engine, meters=(full,))
+    run(sim, ROUNDS)
+    lower = {cut: Split(resnet(dtype=torch.float32), cut).initial()[0] for cut in (1, 2, 3)}
+    for ledger, sized in ((sim.ledger, lambda m: m.params), (full, lambda m: (m.params, m.buffers))):
+        size = {cut: tree.num_bytes(sized(model)) for cut, model in lower.items()}
+        expected = ROUNDS * sum(size[3] - size[cut] for cut in cuts)
+        assert ledger.totals["inter_server_model"] == ledger.totals["inter_server_sync"] == expected > 0
+    assert not any(name.startswith("inter_server") for counts in sim.ledger.per_client.values() for name in counts)
 
 
 def test_only_the_clients_of_a_round_cost_anything() -> None:

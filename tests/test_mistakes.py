@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEED, clients_of, images, simulation
+from conftest import SEED, TOLD, clients_of, images, simulation
 from stopping import SMALL
 from torch import Tensor, nn
 
@@ -448,12 +448,12 @@ def test_a_method_without_a_report_trains(engine: str) -> None:
 def test_a_client_without_layers_is_warned_of_where_it_would_send_its_data(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sim = simulation(method_of(name, flat(), 0))
+    sim = simulation(method_of(name, flat(), 0, **TOLD.get(name, {})))
     losses(sim)
     raw = "cut 0 leaves no layer at the clients: what goes up as activations is their raw input"
     assert messages(caplog) == ([] if isinstance(sim.method, FedAvg) else [raw])
     caplog.clear()
-    simulation(method_of(name, flat(), 1))
+    simulation(method_of(name, flat(), 1, **TOLD.get(name, {})))
     assert messages(caplog) == []
 
 

@@ -11,7 +11,16 @@ import pytest
 from cutlayer import config, recipes
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
-from cutlayer.recipes import cut_layer, evidence, published, smofi, smofi_figures, smofi_tables
+from cutlayer.recipes import (
+    cut_layer,
+    evidence,
+    hasfl_evidence,
+    hasfl_figures,
+    published,
+    smofi,
+    smofi_figures,
+    smofi_tables,
+)
 from cutlayer.recipes.recipe import Apart, Published
 
 SIZES = {  # panels and runs
@@ -32,12 +41,25 @@ SIZES = {  # panels and runs
     "cut_table4_as_paper": (4, 40),
     "cut_table4_as_run": (4, 38),
     "smofi_fashion_mnist": (1, 9),
+    "hasfl_fashion_mnist": (4, 20),
+    "hasfl_table1": (1, 1),
+    "hasfl_fig2": (1, 4),
+    "hasfl_fig3": (1, 3),
+    "hasfl_fig5": (4, 20),
+    "hasfl_fig6": (4, 20),
+    "hasfl_fig7": (1, 35),
+    "hasfl_fig8": (1, 35),
+    "hasfl_fig9": (2, 40),
+    "hasfl_fig10": (2, 8),
+    "hasfl_fig11": (2, 8),
 }
 EXTRA = {  # runs without a number in a table that has numbers
     "smofi_table2": {"fedavg"},
     "cut_table3_as_paper": {"sfl_v1-sgd-cut1"},
     "cut_table4_as_paper": {"sfl_v1-sgd-cut1"},
+    "hasfl_fig6": {"hasfl", "rbs_hams", "rbs_rhams"},
 }
+OURS = ("smofi_fashion_mnist", "hasfl_fashion_mnist")  # after no paper's table
 FIRST = ("digits", "fashion_mnist", "cifar10")  # the basic methods side by side, after no paper
 PAPERS = {name: recipes.RECIPES[name] for name in SIZES}
 BY_NAME = {run.name: run for recipe in PAPERS.values() for run in recipe().runs}
@@ -93,12 +115,13 @@ def test_every_number_has_its_run_and_every_run_its_number(name: str) -> None:
     runs = {run.name for run in recipe.runs}
     assert set(recipe.published) <= runs
     assert set(recipe.against) | set(recipe.against.values()) <= runs
+    assert {run for s in recipe.statements for run in (s.run, *s.than)} <= runs
     if recipe.published:
         unprinted = {label(run) for run in runs - set(recipe.published)}
         beyond = {"fedavg-sgd"} if "as_run" in name else set()
         assert unprinted <= EXTRA.get(name, set()) | beyond
     else:
-        assert recipe.claims or name == "smofi_fashion_mnist"
+        assert recipe.of_paper == (name not in OURS)
 
 
 @each_recipe
@@ -106,7 +129,7 @@ def test_a_panel_has_one_plain_fedavg_unless_its_target_is_given(name: str) -> N
     recipe = PAPERS[name]()
     panels = {run.name.rpartition("/")[0] for run in recipe.runs}
     assert set(recipe.targets) <= panels
-    for panel in panels - set(recipe.targets):
+    for panel in panels - set(recipe.targets) if recipe.race == "rounds" else ():
         assert BY_NAME[f"{panel}/fedavg"].method.name == "fedavg"
         if "as_run" not in name:
             assert BY_NAME[f"{panel}/fedavg"].method.options == {}
@@ -374,3 +397,134 @@ def test_fixed_steps_on_fashion_mnist_are_the_mean_of_a_round() -> None:
     assert runs["fedavg"].batching == Batching(size=32, epochs=2)
     assert evidence.MEAN_STEPS == 75  # two epochs of 60,000 samples over 50 clients in batches of 32
     assert {name for name, run in runs.items() if run.batching.steps == 75} == {"slowmo", "fednag", "mergesfl"}
+
+
+# -- HASFL -------------------------------------------------------------------------------------------
+
+POLICIES = {
+    "hasfl": ("planned", "planned"),
+    "rbs_hams": ("random", "planned"),
+    "habs_rms": ("planned", "random"),
+    "rbs_rms": ("random", "random"),
+    "rbs_rhams": ("random", "resources"),
+}
+
+
+def rules(run: Run) -> tuple[str, str]:
+    return run.method.options["batches"], run.method.options["cuts"]
+
+
+def test_the_setting_of_hasfl() -> None:
+    (run,) = hasfl_figures.hasfl_table1().runs
+    assert (run.data, run.clients, run.per_round, run.rounds) == ("cifar10", 20, None, 1000)
+    assert run.model == Choice("vgg16", {"norm": "batch", "classifier": (512, 512)})
+    assert run.optimiser == Choice("sgd", {"lr": 5e-4})
+    assert run.method == Choice("hasfl", {"interval": 15, "batches": "planned", "cuts": "planned"})
+    assert (run.partition, run.devices) == (Choice("iid"), Choice("table1"))
+    for name in (name for name in SIZES if name.startswith("hasfl_fig")):
+        for other in recipes.runs(name):
+            assert (other.method.name, other.method.options["interval"]) == ("hasfl", 15)
+            assert other.optimiser == run.optimiser
+
+
+@pytest.mark.parametrize("name", ["hasfl_fig5", "hasfl_fig6"])
+def test_the_five_policies_on_both_data_sets(name: str) -> None:
+    runs = {run.name: run for run in recipes.runs(name)}
+    panels = ("cifar10-iid", "cifar10-shards", "cifar100-iid", "cifar100-shards")
+    assert list(runs) == [f"{name}/{panel}/{policy}" for panel in panels for policy in POLICIES]
+    for run in runs.values():
+        assert rules(run) == POLICIES[label(run.name)]
+        data, partition = run.name.split("/")[1].split("-")
+        assert (run.data, run.partition.name) == (data, partition)
+        assert run.model.name == {"cifar10": "vgg16", "cifar100": "resnet18"}[data]
+
+
+def test_fixed_batches_and_cuts_of_hasfl() -> None:
+    def table(name: str) -> list[tuple[str, tuple[str, str], int, int | str]]:
+        some = [run for run in recipes.runs(name) if run.partition.name == "shards"]
+        return [(label(run.name), rules(run), run.batching.size, run.cut) for run in some]
+
+    fixed = ("fixed", "fixed")
+    by_batch = [(f"b{size}", fixed, size, 8) for size in (8, 16, 32, 64)]
+    by_cut = [(f"cut{cut}", fixed, 16, cut) for cut in (4, 8, 12)]
+    assert table("hasfl_fig2") == by_batch
+    assert table("hasfl_fig3") == by_cut
+    assert table("hasfl_fig10") == [("habs", ("planned", "fixed"), 16, 8), *by_batch[:3]]
+    assert table("hasfl_fig11") == [("hams", ("fixed", "planned"), 16, 8), *by_cut]
+
+
+def test_resources_of_hasfl_are_halved_and_doubled() -> None:
+    (by_device, by_server), (by_uplink, by_link) = hasfl_figures.hasfl_fig7().figure, hasfl_figures.hasfl_fig8().figure
+    for recipe, sweep, word, places in (
+        (hasfl_figures.hasfl_fig7(), by_device, "device", [1.5, 0.375, 0.75, 3.0]),
+        (hasfl_figures.hasfl_fig7(), by_server, "server", [20.0, 5.0, 10.0, 40.0]),
+        (hasfl_figures.hasfl_fig8(), by_uplink, "uplink", [77.5, 19.375, 38.75, 155.0]),
+        (hasfl_figures.hasfl_fig8(), by_link, "servers", [370.0, 92.5, 185.0, 740.0]),
+    ):
+        here = [run for run in recipe.runs if sweep.x(run) is not Apart.ABSENT]
+        mine = {label(run.name): sweep.x(run) for run in here if sweep.series(run) == "rbs_rms"}
+        names = ["rbs_rms", *(f"rbs_rms-{word}{factor}" for factor in ("0.25", "0.5", "2"))]
+        assert mine == dict(zip(names, places, strict=True))
+    assert BY_NAME["hasfl_fig7/cifar10-iid/hasfl-device0.5"].devices == Choice("table1", {"tflops": (0.5, 1.0)})
+    assert BY_NAME["hasfl_fig7/cifar10-iid/hasfl-server2"].devices == Choice("table1", {"server_tflops": 40.0})
+    assert BY_NAME["hasfl_fig8/cifar10-iid/hasfl-uplink2"].devices == Choice("table1", {"mbits_up": (150.0, 160.0)})
+    against = hasfl_figures.hasfl_fig7().against
+    assert against["hasfl_fig7/cifar10-iid/rbs_rms-server2"] == "hasfl_fig7/cifar10-iid/hasfl-server2"
+    assert against["hasfl_fig7/cifar10-iid/rbs_rms"] == "hasfl_fig7/cifar10-iid/hasfl"
+
+
+def test_the_number_of_devices_of_hasfl() -> None:
+    recipe = hasfl_figures.hasfl_fig9()
+    (sweep,) = recipe.figure
+    places = [(sweep.series(run), sweep.x(run)) for run in recipe.runs[:20]]
+    assert places == [(policy, number) for number in (10, 20, 30, 40) for policy in POLICIES]
+    assert recipe.against["hasfl_fig9/cifar10-shards/habs_rms-n30"] == "hasfl_fig9/cifar10-shards/hasfl-n30"
+
+
+def test_what_the_text_of_hasfl_says() -> None:
+    recipe = hasfl_figures.hasfl_fig6()
+    printed = {name.partition("/")[2]: (p.points_below, p.times_first) for name, p in recipe.published.items()}
+    assert printed == {
+        "cifar10-iid/habs_rms": ("1.3", "~6"),
+        "cifar10-iid/rbs_rms": ("", "9.4"),
+        "cifar10-shards/habs_rms": ("5.6", "4.8"),
+        "cifar10-shards/rbs_rms": ("", "9.4"),
+        "cifar100-iid/habs_rms": ("2.4", "~15"),
+        "cifar100-iid/rbs_rms": ("", "6.4"),
+        "cifar100-shards/habs_rms": ("2.0", "13.4"),
+        "cifar100-shards/rbs_rms": ("", "6.4"),
+    }
+    stated = [(s.id, s.says) for s in recipe.statements]
+    assert stated[:4] == [
+        ("fig6.iid.relation_to_no_BS_opt.cifar10.time_factor", "RBS+HAMS is 4.4 times as fast as habs_rms"),
+        ("fig6.iid.relation_to_no_BS_opt.cifar10.acc", "RBS+HAMS is 0.7 points better than habs_rms"),
+        ("fig6.iid.relation_to_no_BS_opt.cifar100.time_factor", "RBS+HAMS is 7 times as fast as habs_rms"),
+        ("fig6.iid.relation_to_no_BS_opt.cifar100.acc", "RBS+HAMS is 1.6 points better than habs_rms"),
+    ]
+    others = "rbs_hams, habs_rms, rbs_rms, rbs_rhams"
+    assert stated[4:] == 4 * [
+        ("conclusion", f"HASFL is at least 4 times as fast as {others}"),
+        ("conclusion", f"HASFL is at least 1 point better than {others}"),
+    ]
+    assert [(s.id, s.says) for s in hasfl_figures.hasfl_fig10().statements] == [
+        ("fig10.claims_numeric.iid.time_factor", "HABS is 1.4 times as fast as b8, b16, b32"),
+        ("fig10.claims_numeric.iid.acc_gain_min", "HABS is at least 0.9 points better than b8, b16, b32"),
+        ("fig10.claims_numeric.noniid.time_factor", "HABS is 1.6 times as fast as b8, b16, b32"),
+        ("fig10.claims_numeric.noniid.acc_gain_min", "HABS is at least 1.0 points better than b8, b16, b32"),
+    ]
+
+
+def test_hasfl_on_fashion_mnist() -> None:
+    recipe = hasfl_evidence.hasfl_fashion_mnist()
+    panels = ("iid-table1", "iid-strong", "shards-table1", "shards-strong")
+    assert [run.name for run in recipe.runs] == [
+        f"hasfl_fashion_mnist/{panel}/{policy}" for panel in panels for policy in POLICIES
+    ]
+    strong = Choice("table1", {"tflops": (0.1, 2.0), "mbits_up": (10.0, 80.0)})
+    for run in recipe.runs:
+        assert run.devices == (strong if "strong" in run.name else Choice("table1"))
+        assert (run.method.options["interval"], run.method.options["replan_every"]) == (
+            hasfl_evidence.INTERVAL,
+            hasfl_evidence.REPLAN,
+        )
+    assert (recipe.race, set(recipe.targets.values())) == ("time", {hasfl_evidence.TARGET})

@@ -49,6 +49,9 @@ def shrunk(run: Run) -> Run:
         per_round=None,
         partition=partition,
         model=Choice(run.model.name, {**run.model.options, **SMALLER[run.model.name]}),
+        method=Choice(
+            run.method.name, {**run.method.options, **({"interval": 2} if run.method.name == "hasfl" else {})}
+        ),
         batching=replace(run.batching, size=2, epochs=1, steps=steps),
         rounds=2,
         eval_every=1,
@@ -117,7 +120,7 @@ def ran(run: Run, data: Path, folder: Path) -> list[dict[str, Any]]:
 def first_and_last(name: str) -> tuple[Run, ...]:
     """A run of FedAvg, or one that the recipe begins with, and a split one."""
     runs = recipes.runs(name)
-    return runs[0], runs[-1]
+    return runs if len(runs) == 1 else (runs[0], runs[-1])
 
 
 @each_recipe

@@ -18,6 +18,7 @@ from cutlayer.config import Choice, Run
 from cutlayer.errors import CheckpointError, ConfigError
 from cutlayer.folder import Folder
 from cutlayer.recipes import Published, Recipe
+from cutlayer.recipes.recipe import Statement
 
 MIB = 2**20
 FEDAVG = Run(name="paper/fedavg", method=Choice("fedavg"), rounds=4)
@@ -319,7 +320,8 @@ def test_a_papers_numbers_stand_beside_ours(table: Recipe, tmp_path: Path) -> No
     )
     fedavg = rows(comparison)["fedavg"]
     assert (fedavg["simulated_seconds"], fedavg["simulated_seconds_to_target"]) == (21600, 14400)
-    assert fedavg["published"] == {"accuracy": 77.16, "std": 0.11, "rounds": "258", "speed_up": 1.0, "hours": "28.62"}
+    printed_there = {"accuracy": 77.16, "std": 0.11, "rounds": "258", "speed_up": 1.0, "hours": "28.62"}
+    assert fedavg["published"] == {**printed_there, "points_below": "", "times_first": ""}
     (panel,) = comparison.as_dict()["panels"]
     assert (panel["source"], panel["claims"], panel["notes"]) == (table.source, [*table.claims], [*table.notes])
 
@@ -359,6 +361,109 @@ def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> N
     text = " ".join(printed(report.compare(report.find([tmp_path])), 200))
     assert "these runs are not the paper's setting: clients 10 instead of 100, model mlp instead of cnn, " in text
     assert "77.16 ± 0.11" in text
+
+
+# -- by simulated time -------------------------------------------------------------------------------------------------
+
+CLOCKED = {label: replace(BASE, name=f"clock/all/{label}") for label in ("first", "second", "third")}
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    runs = tuple(replace(run, clients=5 + i) for i, run in enumerate(CLOCKED.values()))
+    recipe = Recipe(runs=runs, source="ours", **settings)
+    monkeypatch.setitem(recipes.RECIPES, "clock", lambda: recipe)
+
+
+def test_a_race_by_simulated_time_is_against_the_first_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
+    first, second, third = recipes.runs("clock")
+    left(tmp_path, first, [0.1, 0.5, 0.5], seed=0, simulated=10)  # 20 s
+    left(tmp_path, first, [0.1, 0.1, 0.5], seed=1, simulated=10)  # 30 s: 25 +- 7.07
+    left(tmp_path, second, [0.6, 0.6], seed=0, simulated=50)  # 50 s
+    left(tmp_path, second, [0.6, 0.6], seed=1, simulated=50)
+    left(tmp_path, third, [0.5, 0.1], seed=0, simulated=100)  # 100 s, and one that needs more than 200 s: 150 at least
+    left(tmp_path, third, [0.1, 0.1], seed=1, simulated=100)
+    comparison = report.compare(report.find([tmp_path]))
+    panel = alone(comparison)
+    assert (panel.target, panel.rule) == (0.5, "as the recipe sets it")
+    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, True), (2.0, True), (6.0, False)]
+    lines = printed(comparison, 140)
+    assert lines[1] == "run seeds rounds accuracy % accuracy % R min ÷ first MiB MiB seconds"
+    assert lines[3].startswith("first 2 3 50.0 ± 0.0 50.0 ± 0.0 2.5 0.42 ± 0.12 1.00× ")
+    assert lines[4].startswith("second 2 2 60.0 ± 0.0 60.0 ± 0.0 1 0.83 ± 0.00 2.00× ")
+    assert lines[5].startswith("third 2 2 30.0 ± 28.3 10.0 ± 0.0 1 (1/2) 1.67 >6.00× ")
+    assert " ".join(lines[6:]).startswith(
+        "R: first round that reaches the target 50.0 % (as the recipe sets it); T: simulated time until then, of the "
+        "seeds that reach it; > is at least source: ours"
+    )
+    found = rows(comparison)
+    assert found["third"]["times_reference"] == {"value": 6.0, "exact": False}
+    assert found["first"]["simulated_seconds_to_target"] == 25
+
+
+def test_nobody_is_raced_against_a_run_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
+    first, second, _ = recipes.runs("clock")
+    left(tmp_path, first, [0.1, 0.4], simulated=10)
+    left(tmp_path, second, [0.1, 0.6], simulated=10)
+    panel = alone(report.compare(report.find([tmp_path])))
+    assert [panel.times_reference(g) for g in panel.groups] == [None, None]
+
+
+LEVEL = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]  # converged in round 2
+LATER = [0.1, 0.3, 0.4, 0.52, 0.5, 0.5, 0.5, 0.5, 0.5]  # in round 4
+
+
+def test_converged_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {label: f"clock/all/{label}" for label in CLOCKED}
+    stated = {"run": names["first"], "than": (names["second"],)}
+    clocked(
+        monkeypatch,
+        race="converged",
+        published={names["second"]: Published(points_below="1.3", times_first="~6")},
+        statements=(
+            Statement(id="a", says="first is 3 times as fast as second", measure="time", **stated),
+            Statement(id="b", says="first is 1 point better than second", measure="accuracy", **stated),
+            Statement(id="c", says="first is the fastest", measure="time", run=names["first"], than=(names["third"],)),
+        ),
+    )
+    first, second, third = recipes.runs("clock")
+    left(tmp_path, first, LEVEL, simulated=10)
+    left(tmp_path, second, LATER, simulated=30)
+    left(tmp_path, third, LEVEL[:6], simulated=10)
+    comparison = report.compare(report.find([tmp_path]))
+    panel = alone(comparison)
+    # 4 rounds of 30 s over 2 of 10 s; 60 - 52 points
+    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, True), (6.0, True), None]
+    assert [panel.points_below(g) for g in panel.groups] == [0.0, pytest.approx(8.0), None]
+    assert [(s.id, ours) for s, ours in panel.statements] == [("a", 6.0), ("b", pytest.approx(8.0)), ("c", None)]
+    lines = printed(comparison, 140)
+    assert lines[:2] == [
+        "best converged points paper round converged after time paper",
+        "run seeds rounds accuracy % accuracy % < first < first s in round min ÷ first ÷ first",
+    ]
+    assert lines[3:6] == [
+        "first 1 8 60.00 60.00 0.00 – 10.00 2 0.33 1.00× –",
+        "second 1 9 52.00 52.00 8.00 1.3 30.00 4 2.00 6.00× ~6",
+        "third 1 6 60.00 – – – 10.00 >6 – – –",
+    ]
+    assert " ".join(lines[6:]).startswith(
+        "converged: the first evaluation after which 5 more raise the best accuracy by less than 0.02 points in all; "
+        "its accuracy is the best until then, its time simulated source: ours "
+        "the paper states: first is 3 times as fast as second; ours: 6.00 times "
+        "the paper states: first is 1 point better than second; ours: 8.00 points "
+        "the paper states: first is the fastest; ours: not all of these runs have converged"
+    )
+    row = rows(comparison)["second"]
+    assert row["converged"] == {
+        "accuracy": {"mean": 0.52, "std": None},
+        "round": 4,
+        "simulated_seconds": {"mean": 120, "std": None},
+        "seeds": 1,
+    }
+    assert comparison.as_dict()["panels"][0]["statements"][0]["ours"] == 6.0
+    raced = alone(report.compare(report.find([tmp_path]), 0.4))  # a target that is given comes first
+    assert (raced.race, raced.rule) == ("time", "as given")
 
 
 def test_numbers_for_people() -> None:

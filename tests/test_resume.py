@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import using
 from killed_run import MOMENTS
 from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_every_method_goes_on_as_if_it_had_not_stopped(
     method: str, engine: str, folder: Folder, tmp_path: Path
 ) -> None:
-    run = replace(SMALL, method=Choice(method), engine=engine)
+    run = replace(using(SMALL, method), engine=engine)
     execute(run, stopped(run, folder), resume=True)
     assert outcome(folder) == outcome(unbroken(run, tmp_path))
 
@@ -171,7 +172,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(moment: str, folder: Folder,
 def test_every_method_survives_a_kill_at_every_moment(
     moment: str, method: str, checkpoint_every: int, folder: Folder, tmp_path: Path
 ) -> None:
-    run = replace(SMALL, method=Choice(method), checkpoint_every=checkpoint_every, engine="vmap", rounds=6)
+    run = replace(using(SMALL, method), checkpoint_every=checkpoint_every, engine="vmap", rounds=6)
     kill(run, folder, moment, number=4)
     execute(run, folder, resume=True)
     assert outcome(folder) == outcome(unbroken(run, tmp_path))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import using
 
 from cutlayer import build, config, recipes, registry
 from cutlayer.batches import Batching
@@ -63,7 +64,7 @@ def test_a_run_leaves_these_files(folder: Folder) -> None:
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_run_leaves_the_same_bytes(method: str, engine: str, tmp_path: Path) -> None:
-    run = replace(SMALL, method=Choice(method), engine=engine)
+    run = replace(using(SMALL, method), engine=engine)
     one, other = Folder(tmp_path / "one"), Folder(tmp_path / "other")
     execute(run, one)
     execute(run, other)

@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import agree, trained
 from split_models import MODELS, TwoInputs, make, with_dropout
 from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
+from cutlayer import methods, optim
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.models import build
 from cutlayer.split import Split
@@ -229,6 +231,63 @@ def test_dropout_follows_the_key_and_leaves_the_generator_alone() -> None:
     with pytest.raises(ConfigError) as error:
         split.lower(client, x, None)
     assert str(error.value) == "the model draws random numbers (dropout or the like): give the call a key, not None."
+
+
+DROPPING_UNITS = 5
+
+
+def test_what_a_unit_drops_does_not_depend_on_the_cut() -> None:
+    torch.manual_seed(0)
+    model, x = with_dropout().double(), torch.randn(5, 6, dtype=torch.float64)
+    split = Split(model, 0)
+    values = Model.joined(*split.initial())
+    out, _ = split.whole(values, x, 7)
+    assert not torch.equal(split.whole(values, x, 8)[0], out)
+    for cut in range(DROPPING_UNITS + 1):
+        for head in (None, *range(cut, DROPPING_UNITS + 1)):
+            assert torch.equal(split.with_cut(cut, head).whole(values, x, 7)[0], out), (cut, head)
+
+
+def test_units_drop_each_their_own() -> None:
+    """Two units of the same kind do not share a mask."""
+    split, x = Split(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), 1), torch.ones(1, 64)
+    masks = [half(Model({}, {}, {}), x, 7)[0] != 0 for half in (split.lower, split.upper)]
+    assert not torch.equal(*masks)
+
+
+def dropped(name: str, cut: int, head: int | None = None) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *with_dropout(), nn.Linear(3, 10)).double()
+    opt = optim.sgd(0.1, momentum=0.9)
+    return trained(methods.build(name, Split(net, cut, head=head), opt, opt))
+
+
+def test_sfl_v1_is_fedavg_at_every_cut_of_a_model_with_dropout() -> None:
+    whole = dropped("fedavg", 0)
+    for cut in range(3 + DROPPING_UNITS + 1):
+        agree(dropped("sfl_v1", cut), whole)
+    agree(dropped("sfl_v1", 2, 5), whole)
+
+
+def test_another_cut_is_made_once() -> None:
+    model, x, _ = make("cnn batch")
+    split = Split(model, 1, head=3)
+    assert split.at(1) is split
+    other = split.at(2)
+    assert split.at(2) is other
+    assert (other.cut, other.head) == (2, 3)
+    values = Model.joined(*split.initial())
+    assert torch.equal(other.whole(values, x)[0], split.whole(values, x)[0])
+    lower, upper = (list(half.params) for half in other.initial())
+    assert (lower, upper) == tuple(list(half.params) for half in Split(model, 2, head=3).initial())
+
+
+def test_a_units_parameters_are_the_trained_ones_where_they_come_first() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model[2].weight = model[0].weight
+    model[4].requires_grad_(False)
+    expected = (("0.weight", "0.bias"), (), ("2.bias",), ("3.weight", "3.bias"), ())
+    assert Split(model, 0).unit_params == Split(model, 3).unit_params == expected
 
 
 def test_a_module_in_eval_mode_stays_so_in_training() -> None:

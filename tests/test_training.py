@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import agree, images, resnet
+from conftest import TOLD, agree, images, resnet
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -36,9 +36,8 @@ def blobs(num: int = 48) -> tuple[np.ndarray, np.ndarray]:
 
 
 def method_of(name: str, model: nn.Module, cut: int | str = 2, lr: float = 0.1, **options: Any) -> Method:
-    return METHODS[name](
-        model=Split(model, cut, **options), client_opt=sgd(lr, momentum=0.5), server_opt=sgd(lr, momentum=0.5)
-    )
+    opt = sgd(lr, momentum=0.5)
+    return METHODS[name](model=Split(model, cut, **options), client_opt=opt, server_opt=opt, **TOLD.get(name, {}))
 
 
 def sfl(model: nn.Module, *args: Any, **options: Any) -> Method:

@@ -6,6 +6,7 @@ from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, fr
 from cutlayer.errors import CutlayerError, LawError, UsageError
 from cutlayer.methods import (
     FedAvg,
+    Hasfl,
     MergeSFL,
     RandomCut,
     Relay,
@@ -16,6 +17,7 @@ from cutlayer.methods import (
     fednag,
     fednar,
     fedprox,
+    hasfl,
     mergesfl,
     sfl_v1,
     sfl_v2,
@@ -25,6 +27,9 @@ from cutlayer.methods import (
 )
 from cutlayer.optim import Optimiser, adam, adamw, sgd
 from cutlayer.planning.devices import Device, Devices
+from cutlayer.planning.planner import plan
+from cutlayer.planning.probe import probe
+from cutlayer.planning.problem import Bound
 from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 from cutlayer.training import Result, accuracy, evaluate, train
@@ -35,10 +40,12 @@ __all__ = [
     "Arrays",
     "Augment",
     "Batching",
+    "Bound",
     "CutlayerError",
     "Device",
     "Devices",
     "FedAvg",
+    "Hasfl",
     "LawError",
     "MergeSFL",
     "Optimiser",
@@ -63,11 +70,14 @@ __all__ = [
     "fedprox",
     "from_arrays",
     "from_dataset",
+    "hasfl",
     "iid",
     "load",
     "mergesfl",
     "models",
     "natural",
+    "plan",
+    "probe",
     "profile",
     "schedules",
     "sfl_v1",

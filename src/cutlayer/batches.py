@@ -1,7 +1,7 @@
 """Which samples a client trains on at each of its steps: a function of the key, never of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import numpy as np
@@ -62,8 +62,10 @@ class Walk:
     def per_epoch(self, client: int) -> int:
         return self.batching.per_epoch(len(self.index[client]), self.size(client))
 
-    def per_round(self, client: int) -> int:
-        return self.batching.per_round(len(self.index[client]), self.size(client))
+    def per_round(self, client: int, count: int | None = None) -> int:
+        """Steps of a client; where the method counts them itself, so many, if it has any batch."""
+        batching = self.batching if count is None else replace(self.batching, steps=count)
+        return batching.per_round(len(self.index[client]), self.size(client))
 
     def samples(self, client: int, step: int) -> Index:
         """The samples of a client's own step number `step`, in order."""

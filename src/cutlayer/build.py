@@ -20,6 +20,7 @@ from cutlayer.methods.base import Method
 from cutlayer.models import MODELS
 from cutlayer.models.weights import load_weights
 from cutlayer.planning.devices import DEVICES, Devices
+from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import Profile, profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
@@ -40,13 +41,12 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         test = test.of_groups(partition.names)  # the clients' own roles or speakers
     split = model_of(run, data)
     pool: Devices | None = None
-    seconds: tuple[float, ...] = ()
+    costs: Profile | None = None
     if run.devices is not None:
-        costs = _costs(split, data.take(range(min(2, len(data)))).to(run.device))
+        costs = _costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
         pool = devices(run.devices, costs, len(partition), keys.fold(run.seed, "devices"))
-        seconds = _seconds_per_sample(pool, costs, split)
     simulation = Simulation(
-        method(run, split, seconds),
+        method(run, split, pool, costs),
         data.to(run.device),
         partition,
         batching=run.batching,
@@ -82,10 +82,10 @@ def model_of(run: Run, data: Arrays) -> Split:
     return Split(net.to(run.device), run.cut, head=run.head)
 
 
-def _costs(split: Split, few: Arrays) -> Profile:
+def _costs(run: Run, split: Split, few: Arrays) -> Profile:
     """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
     split.rehearse(few.x, few.y, few.num_classes)
-    return profile(split, few.x)
+    return profile(split, few.x, optimiser_slots=len(optim.build(run.optimiser.name, **run.optimiser.options).moments))
 
 
 def devices(choice: Choice, costs: Profile, num_clients: int, key: int) -> Devices:
@@ -99,14 +99,17 @@ def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[fl
     return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
 
 
-def method(run: Run, split: Split, seconds: tuple[float, ...] = ()) -> Method:
-    """The run's method with its model and optimisers, and what a sample takes each client, where that is known."""
+def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
+    """The run's method with its model and optimisers, and what it asks to know of the devices, where there are any."""
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
     options = dict(run.method.options)
-    if options.get("regulate") and seconds:
-        options["seconds_per_sample"] = seconds
+    if pool is not None and costs is not None:
+        if options.get("regulate"):
+            options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
+        if "devices" in registry.options_of(methods.METHODS[run.method.name]):
+            options |= {"devices": pool, "costs": Costs.of(costs)}
     return methods.build(run.method.name, split, client_opt, server_opt, **options)
 
 

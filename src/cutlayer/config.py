@@ -81,6 +81,7 @@ class Run:
     batching: Batching = Batching()
     devices: Choice | None = None  # simulated devices; with them a run has a clock
     rounds: int = 20
+    until_converged: bool = False  # end before them, once five evaluations gain next to nothing
     seed: int = 0
     engine: str = "auto"
     chunk: int | None = None  # most clients that vmap stacks at a time
@@ -117,7 +118,7 @@ class Table(NamedTuple):
 TABLES = {
     "partition": Table("partition", PARTITIONS),
     "model": Table("model", MODELS),
-    "method": Table("method", METHODS, given=("model", "client_opt", "server_opt")),
+    "method": Table("method", METHODS, given=("model", "client_opt", "server_opt", "devices", "costs")),
     "optimiser": Table("optimiser", OPTIMISERS),
     "server_optimiser": Table("optimiser", OPTIMISERS),
     "devices": Table("devices", DEVICES),

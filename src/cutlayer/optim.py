@@ -133,7 +133,7 @@ def _still_finite(ok: Tensor, grads: Grads) -> Tensor:
 
 
 def _no_progress(model: Model) -> Progress:
-    like = next((t for t in tree.tensors(model) if t.is_floating_point()), torch.zeros(()))
+    like = next((t for t in tree.tensors(model) if t.is_floating_point()), torch.zeros((), dtype=torch.float64))
     zero = torch.zeros((), dtype=accumulator(like.dtype), device=like.device)
     return Progress(loss=zero, steps=zero.long(), ok=zero == 0)
 

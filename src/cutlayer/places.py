@@ -22,7 +22,7 @@ from cutlayer.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
-from cutlayer.values import Block, Gives, Held, PerClient, common, shared, unzipped
+from cutlayer.values import Block, Gives, Held, PerClient, at_once, common, shared, unzipped
 
 Weights = Mapping[int, float]
 Barrier = Literal["epoch", "step"] | None
@@ -42,6 +42,7 @@ class World:
     meters: tuple[Meter, ...] = ()
     clock: Timer = NoClock()
     augment: Augment | None = None
+    most_steps: int | None = None  # of each client, where a round is only tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +90,18 @@ class Clients:
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def steps(self, *, barrier: Barrier = None, sizes: Mapping[int, int] | None = None) -> Iterator[Step]:
-        """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next."""
+    def steps(
+        self, *, barrier: Barrier = None, sizes: Mapping[int, int] | None = None, count: int | None = None
+    ) -> Iterator[Step]:
+        """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next.
+
+        A method may regulate the clients' batch sizes, and take the same number of steps with all of them.
+        """
         walk = self._world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
         last = dict.fromkeys(self.ids, -1)
         number = 0
-        for stretch in self._stretches(walk, barrier == "epoch"):
+        for stretch in self._stretches(walk, barrier == "epoch", count):
             left = dict(stretch)
             while active := tuple(j for j in self.ids if left[j]):
                 for j in active:
@@ -109,9 +115,11 @@ class Clients:
                     done[j] += 1
                 number += 1
 
-    def _stretches(self, walk: Walk, by_epoch: bool) -> list[dict[int, int]]:
+    def _stretches(self, walk: Walk, by_epoch: bool, count: int | None) -> list[dict[int, int]]:
         """Steps of each client between barriers; a client without a batch takes none."""
-        total = {j: walk.per_round(j) for j in self.ids}
+        total = {j: walk.per_round(j, count) for j in self.ids}
+        if self._world.most_steps is not None:
+            total = {j: min(steps, self._world.most_steps) for j, steps in total.items()}
         if not by_epoch:
             return [total]
         epoch = {j: walk.per_epoch(j) for j in self.ids}
@@ -191,6 +199,10 @@ class Clients:
                 meter.crossed(kind, "up", value)
             meter.waited(ids)
         return brought[0] if len(brought) == 1 else tuple(brought)
+
+    def together(self, *values: PerClient) -> tuple[PerClient, ...]:
+        """The same values, at the clients or at a server, once the last of them all is there: nobody goes ahead."""
+        return at_once(values, max(self._world.clock.last(v) for v in values))
 
     # -- the laws -----------------------------------------------------------------------------------------------
 

@@ -1,24 +1,47 @@
 """Finished runs side by side, and beside what a paper prints: accuracy, rounds and time to a target, speed-up."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlayer import config, recipes
 from cutlayer.config import Run
+from cutlayer.convergence import LEAST_GAIN, PATIENCE
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
-from cutlayer.recipes.recipe import TARGET_SHARE, Published, Recipe
+from cutlayer.recipes.recipe import TARGET_SHARE, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
 from cutlayer.trials import Group, Reach, Spread, Trial, find, grouped, load
 
 __all__ = ["Comparison", "Panel", "compare", "find"]
 
 ALONE = "no target: this run has no other to be compared with; --target sets one"
+CONVERGED = (
+    f"converged: the first evaluation after which {PATIENCE} more raise the best accuracy by less than "
+    f"{100 * LEAST_GAIN:g} points in all"
+)
 DIRECTIONS = ("up", "down", "inter_server")
 # What is another setting without being another experiment.
-INCIDENTAL = ("name", "seed", "engine", "chunk", "device", "cpu_threads", "per_client", "checkpoint_every")
+INCIDENTAL = (
+    "name",
+    "seed",
+    "engine",
+    "chunk",
+    "device",
+    "cpu_threads",
+    "per_client",
+    "checkpoint_every",
+    "until_converged",
+)
+
+
+class Factor(NamedTuple):
+    """So many times, or at least as many."""
+
+    value: float
+    exact: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +54,7 @@ class Panel:
     target: float | None  # none where no accuracy was measured, or for a run alone
     rule: str  # where the target comes from
     recipe: Recipe | None = None
+    race: Race = "rounds"
 
     @property
     def timed(self) -> bool:
@@ -63,6 +87,55 @@ class Panel:
             return None
         return theirs.mean / ours.mean
 
+    def arrival(self, group: Group) -> Reach:
+        """When the group is where it is raced to: at the target, or converged."""
+        return group.convergence.reach if self.race == "converged" else self.reach(group)
+
+    def times_reference(self, group: Group) -> Factor | None:
+        """How many times the reference's simulated time; at least as many where not every seed reaches the target."""
+        reference = self.reference_of(group)
+        if reference is None:
+            return None
+        ours, theirs = self.arrival(group), self.arrival(reference)
+        if theirs.time is None or not theirs.by_all:
+            return None
+        if ours.by_all:
+            return None if ours.time is None else Factor(ours.time / theirs.time, True)
+        # Whether a run has converged shows only later, so the end of one that has not is no bound.
+        if self.race == "converged" or ours.at_least is None:
+            return None
+        return Factor(ours.at_least / theirs.time, False)
+
+    def points_below(self, group: Group) -> float | None:
+        """How far the converged accuracy is below the reference's, in percentage points; where all seeds converge."""
+        reference = self.reference_of(group)
+        if reference is None:
+            return None
+        ours, theirs = group.convergence, reference.convergence
+        if ours.accuracy is None or theirs.accuracy is None or not (ours.reach.by_all and theirs.reach.by_all):
+            return None
+        return 100 * (theirs.accuracy.mean - ours.accuracy.mean)
+
+    @property
+    def statements(self) -> tuple[tuple[Statement, float | None], ...]:
+        """What the paper states of runs of this panel, each with our number where there is one."""
+        stated = () if self.recipe is None else self.recipe.statements
+        home = unscaled(self.name)
+        return tuple((s, self._ours(s)) for s in stated if s.run.rpartition("/")[0] == home)
+
+    def _ours(self, statement: Statement) -> float | None:
+        by_name = {unscaled(g.run.name): g.convergence for g in self.groups}
+        run, *others = (by_name.get(name) for name in (statement.run, *statement.than))
+        if run is None or not run.reach.by_all:
+            return None
+        known = [other for other in others if other is not None and other.reach.by_all]
+        if len(known) < len(others):
+            return None
+        if statement.measure == "accuracy":
+            return None if run.accuracy is None else 100 * (run.accuracy.mean - max(_mean(o.accuracy) for o in known))
+        times = [other.reach.time for other in known if other.reach.time is not None]
+        return min(times) / run.reach.time if run.reach.time is not None and len(times) == len(known) else None
+
     def published(self, group: Group) -> Published | None:
         """What the paper prints for these runs."""
         return None if self.recipe is None else self.recipe.published.get(unscaled(group.run.name))
@@ -86,13 +159,15 @@ class Panel:
             "reference": self.reference.label,
             "source": recipe.source or None,
             "departures": list(self.departures),
+            "statements": [{**asdict(statement), "ours": ours} for statement, ours in self.statements],
             "claims": list(recipe.claims),
             "notes": list(recipe.notes),
         }
 
     def row(self, group: Group) -> dict[str, Any]:
         """A group for machines."""
-        reach, published = self.reach(group), self.published(group)
+        reach, published, factor = self.reach(group), self.published(group), self.times_reference(group)
+        converged, accuracy = group.convergence
         return {
             "panel": self.name,
             "label": group.label,
@@ -107,6 +182,13 @@ class Panel:
             "simulated_seconds": group.simulated,
             "simulated_seconds_to_target": reach.time,
             "speed_up": self.speed_up(group),
+            "converged": {
+                "accuracy": _spread(accuracy),
+                "round": converged.mean,
+                "simulated_seconds": _spread(converged.spread),
+                "seeds": converged.reached,
+            },
+            "times_reference": None if factor is None else factor._asdict(),
             "bytes": {direction: group.bytes(direction) for direction in DIRECTIONS},
             "stopped": group.stopped,
             "seconds": group.seconds,
@@ -146,16 +228,21 @@ def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
     recipe = recipes.of(name)
     order = [] if recipe is None else [run.name for run in recipe.runs]
     groups = _in_order(grouped(trials), order)
-    reference, about = _reference(groups)
+    race: Race = "rounds" if recipe is None else recipe.race
+    if target is not None and race == "converged":
+        race = "time"
+    reference, about = _reference(groups) if race == "rounds" else (groups[0], groups[0].label)
     if target is not None:
         accuracy, rule = target, "as given"
     elif recipe is not None and unscaled(name) in recipe.targets:
-        accuracy, rule = recipe.targets[unscaled(name)], "as the paper sets it"
+        accuracy, rule = recipe.targets[unscaled(name)], f"as the {'paper' if recipe.of_paper else 'recipe'} sets it"
+    elif race == "converged":
+        accuracy, rule = None, CONVERGED
     elif len(groups) == 1 and reference.best is not None:
         accuracy, rule = None, ALONE
     else:
         accuracy, rule = _share_of(reference, about, TARGET_SHARE if recipe is None else recipe.share)
-    return Panel(name=name, groups=groups, reference=reference, target=accuracy, rule=rule, recipe=recipe)
+    return Panel(name=name, groups=groups, reference=reference, target=accuracy, rule=rule, recipe=recipe, race=race)
 
 
 def _in_order(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
@@ -208,6 +295,10 @@ def _word(values: Mapping[str, Any], key: str) -> str:
     if value is None:
         return "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _mean(spread: Spread | None) -> float:
+    return math.nan if spread is None else spread.mean
 
 
 def _spread(spread: Spread | None) -> dict[str, float | None] | None:

@@ -17,8 +17,10 @@ import cutlayer
 from cutlayer import build, config, tree
 from cutlayer.checkpoint import register
 from cutlayer.config import Run
+from cutlayer.convergence import accuracies, converged
 from cutlayer.errors import CheckpointError
 from cutlayer.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
+from cutlayer.pieces.observe import Estimates
 from cutlayer.pieces.report import Report
 from cutlayer.training import Record, Training
 from cutlayer.values import Held
@@ -26,8 +28,9 @@ from cutlayer.values import Held
 __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
+LENGTH = ("rounds", "until_converged")  # what may change when a run goes on
 
-for _cls in (Held, Report):
+for _cls in (Held, Report, Estimates):
     register(_cls)
 
 
@@ -41,7 +44,7 @@ def execute(
     on_start: Callable[[Training], None] | None = None,
     on_round: Callable[[Training, Record], None] | None = None,
 ) -> Training:
-    """Train a run to its last round in its folder.
+    """Train a run in its folder to its last round, or until it has converged if that is asked for.
 
     A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
     files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
@@ -63,14 +66,22 @@ def _execute(
     training = _resumed(run, folder, root) if resume and folder.holds_run() else _started(run, folder, root)
     if on_start is not None:
         on_start(training)
-    if training.state.round == run.rounds:
-        log.info("%s: all %d rounds are done already", folder.path, run.rounds)
-    while training.state.round < run.rounds:
+    if _ended(training, run):
+        done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has converged and is"
+        log.info("%s: %s done already", folder.path, done)
+    while not _ended(training, run):
         record = _round(training, run, folder)
         if on_round is not None:
             on_round(training, record)
     _finish(training, folder)
     return training
+
+
+def _ended(training: Training, run: Run) -> bool:
+    """Whether no round is left; a function of the metrics file, so that it is the same for a run that goes on."""
+    return training.state.round == run.rounds or (
+        run.until_converged and converged(accuracies(training.history)) is not None
+    )
 
 
 @contextmanager
@@ -93,7 +104,7 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
         _write_surroundings(training, folder)  # by now an engine is chosen
     append_line(folder.metrics, record)
     append_line(folder.timing, {"round": record["round"], "seconds": seconds})
-    if record["round"] % run.checkpoint_every == 0 or record["round"] == run.rounds:
+    if record["round"] % run.checkpoint_every == 0 or _ended(training, run):
         clock = training.simulation.clock
         content = {
             "state": training.state,
@@ -156,8 +167,11 @@ def _check_first_round(run: Run, folder: Folder) -> None:
 
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
-    """The configurations must agree in all but the number of rounds."""
-    there, here = ({**json.loads(json.dumps(c)), "rounds": None} for c in (then, config.as_dict(run)))
+    """The configurations must agree in all but the length of the run."""
+    there, here = (
+        {key: value for key, value in json.loads(json.dumps(c)).items() if key not in LENGTH}
+        for c in (then, config.as_dict(run))
+    )
     for key, old, new in _differences(there, here):
         raise CheckpointError(
             f"{folder.path} holds a run of another configuration: {key} is {old!r} there and "

@@ -11,11 +11,12 @@ from cutlayer import calculus, tree
 from cutlayer.calculus import check_pullback
 from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
-from cutlayer.kinds import SYNC, Kind, Place
+from cutlayer.kinds import MODEL, STATISTICS, SYNC, Kind, Place
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import NoClock, Timer
+from cutlayer.state import Model
 from cutlayer.tree import Tree
-from cutlayer.values import ALWAYS, Block, Held, PerClient, Who, common, shared, unzipped
+from cutlayer.values import NOBODY, Block, Held, PerClient, Who, at_once, common, gathered, shared, unzipped
 
 Weights = Mapping[int, float]
 
@@ -65,15 +66,52 @@ class Keeper:
         combined = weighted_sum(rows, weights, largest_integers)
         return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
 
-    def send(self, kind: Kind, value: Held, to: "Keeper") -> Held:
-        """Hand an aggregate to the other server; single clients' values never go this way."""
-        if kind is not SYNC or not isinstance(value, Held) or value.stays:
-            what = kind.name if kind is not SYNC else "a value that may tell of a single client"
-            raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
+    def each(self, fn: Callable[..., Any], *values: PerClient | Held | float) -> Any:
+        """fn once per client; values that are not rows are the same for all."""
+        rows, ids = self._rows(values)
+        made = self._engine.call(fn, rows, ids)
+        return unzipped(PerClient(self.place, made, ids, ready=self._clock.served("call", fn, rows, ids, made)))
+
+    def rows(self, values: Mapping[int, Held]) -> PerClient:
+        """Rows from values that were made one client at a time; they are there when the last of them is."""
+        return gathered(self.place, {j: self._own(v) for j, v in values.items()})
+
+    def copies(self, value: Held, who: Who) -> PerClient:
+        """A row of this value for each client; they share memory until they differ."""
+        return shared(self.place, who.ids, self._own(value).tree, value.ready)
+
+    def look(self, value: Held) -> Tree:
+        """The value itself, for what steers a round; nothing that may tell of a single client."""
+        if self._own(value).stays:
+            raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
+        return value.tree
+
+    def send(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> Any:
+        """Hand an aggregate to the other server, or each client's layers or statistics to the server of their kind."""
         own = self._own(value)
+        self._check_sending(kind, own, to)
+        rows = shared(self.place, (NOBODY,), own.tree, own.ready) if isinstance(own, Held) else own
         for meter in self._meters:
-            meter.sent(kind, self.place, to.place, own)
-        return to.hold(own.tree)._replace(ready=own.ready)
+            meter.sent(kind, self.place, to.place, rows)
+        ready = self._clock.sent(kind, self.place, rows)
+        if isinstance(own, Held):
+            return Held(to.place, own.tree, ready=ready.get(NOBODY, 0.0))
+        return PerClient(to.place, own.blocks, own.ids, kind, ready)
+
+    def _check_sending(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> None:
+        if isinstance(value, Held):
+            if kind is not SYNC or value.stays:
+                what = kind.name if kind is not SYNC else "a value that may tell of a single client"
+                raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
+            return
+        for block in value.blocks:
+            models = kind is MODEL and isinstance(block.tree, Model)
+            numbers = kind is STATISTICS and value.kind is None
+            if kind.home != to.place or not (models or numbers):
+                raise LawError(
+                    f"single clients' values go from server to server only as {MODEL.name}, whole models, or as "
+                    f"{STATISTICS.name}, and only to the {MODEL.home} place; this goes to the {to.place} as {kind.name}"
+                )
 
     def _one(self, value: Held | float) -> Any:
         """The value itself, of one that is held here or of a plain number."""
@@ -83,6 +121,16 @@ class Keeper:
                 "`do` computes on one value, but this is a row for each client; use `each`, `mean`, `sum` or `concat`"
             )
         return self._own(value).tree if isinstance(value, Held) else value
+
+    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
+        rows = [self._own(v) for v in values if isinstance(v, PerClient)]
+        ids = common(rows, rows[0].ids)
+        return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
+
+    def _spread(self, value: Held | float, ids: tuple[int, ...]) -> PerClient:
+        if isinstance(value, Held):
+            return shared(self.place, ids, self._own(value).tree, value.ready)
+        return shared(self.place, ids, value)
 
     def _own(self, value: Any) -> Any:
         if value.place not in (self.place, "anywhere"):
@@ -103,14 +151,12 @@ class Server(Keeper):
 
     def each(self, fn: Callable[..., Any] | PerClient, *values: PerClient | Held | float) -> Any:
         """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
-        if isinstance(fn, PerClient):
-            check_pullback(fn)
-            rows, ids = self._rows((fn, *values))
-            ready = self._clock.served_pull(rows[0], rows[1], ids)
-            return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
-        rows, ids = self._rows(values)
-        made = self._engine.call(fn, rows, ids)
-        return unzipped(PerClient(self.place, made, ids, ready=self._clock.served("call", fn, rows, ids, made)))
+        if not isinstance(fn, PerClient):
+            return super().each(fn, *values)
+        check_pullback(fn)
+        rows, ids = self._rows((fn, *values))
+        ready = self._clock.served_pull(rows[0], rows[1], ids)
+        return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
 
     def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
         """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
@@ -132,22 +178,10 @@ class Server(Keeper):
         made = self._engine.grad(fn, rows, ids, cut=0)
         return PerClient(self.place, made, ids, ready=self._clock.served("grad", fn, rows, ids, made))
 
-    def copies(self, value: Held, who: Who) -> PerClient:
-        """A row of this value for each client; they share memory until they differ."""
-        return shared(self.place, who.ids, self._own(value).tree, value.ready)
-
-    def rows(self, values: Mapping[int, Held]) -> PerClient:
-        """Rows from values that were made one client at a time; they are there when the last of them is."""
-        last = max((v.ready for v in values.values()), default=0.0)
-        blocks = [Block((j,), self._own(v).tree, stacked=False) for j, v in values.items()]
-        return PerClient(self.place, blocks, ready=dict.fromkeys(values, last) if last else ALWAYS)
-
     def together(self, rows: PerClient) -> PerClient:
         """The same rows, once the last of them is here."""
-        last = self._clock.last(self._own(rows))
-        return PerClient(
-            self.place, rows.blocks, rows.ids, rows.kind, dict.fromkeys(rows.ids, last) if last else ALWAYS
-        )
+        (same,) = at_once([self._own(rows)], self._clock.last(rows))
+        return same
 
     def concat(self, rows: PerClient) -> tuple[Held, Callable[[Held], PerClient]]:
         """The rows as one batch, in the order of the clients, and the way back to rows."""
@@ -159,16 +193,6 @@ class Server(Keeper):
             return self.rows({j: merged._replace(tree=p) for j, p in zip(rows.ids, parts, strict=True)})
 
         return Held(self.place, torch.cat(pieces), stays=True, ready=self._clock.last(rows)), back
-
-    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
-        rows = [self._own(v) for v in values if isinstance(v, PerClient)]
-        ids = common(rows, rows[0].ids)
-        return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
-
-    def _spread(self, value: Held | float, ids: tuple[int, ...]) -> PerClient:
-        if isinstance(value, Held):
-            return shared(self.place, ids, self._own(value).tree, value.ready)
-        return shared(self.place, ids, value)
 
 
 class Ids(NamedTuple):

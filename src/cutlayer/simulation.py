@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -61,6 +60,7 @@ class Simulation:
         check_type("the method's model", method.model, Split, "such as Split(net, cut=1)")
         _check_partition(partition, len(data))
         check_batch(batching, partition.clients)
+        _check_length(method, batching)
         self.method, self.data, self.partition, self.batching, self.seed = method, data, partition, batching, seed
         self.ids = tuple(
             j for j, index in enumerate(partition.clients) if batching.per_epoch(len(index), batching.size)
@@ -87,9 +87,9 @@ class Simulation:
         if self.engine is None:
             self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
         if self.clock is None:
-            return self._run(self.engine, self.batching, self.meters, NoClock(), state, ids)
+            return self._run(self.engine, self.meters, NoClock(), state, ids)
         self.clock.begin()
-        state = self._run(self.engine, self.batching, self.meters, self.clock, state, ids)
+        state = self._run(self.engine, self.meters, self.clock, state, ids)
         self.clock.end()
         return State(*settled(tuple(state)))
 
@@ -97,17 +97,17 @@ class Simulation:
     def _run(
         self,
         engine: Engine,
-        batching: Batching,
         meters: tuple[Meter, ...],
         clock: Timer,
         state: State,
         ids: tuple[int, ...],
+        most_steps: int | None = None,
     ) -> State:
         key = keys.fold(self.seed, "round", state.round)
         index = self.partition.clients
 
         def walk(sizes: Mapping[int, int]) -> Walk:
-            return Walk(batching, index, key, sizes)
+            return Walk(self.batching, index, key, sizes)
 
         world = World(
             engine=engine,
@@ -119,6 +119,7 @@ class Simulation:
             meters=meters,
             clock=clock,
             augment=self.augment,
+            most_steps=most_steps,
         )
         servers = Server(engine, meters, clock), Fed(engine, meters, clock)
         return self.method.round(state, Clients(world, ids), *servers)
@@ -154,7 +155,7 @@ class Simulation:
 
     def _tried(self, engine: Engine, steps: int, state: State, ids: tuple[int, ...]) -> State:
         """A round of so many steps that nobody hears of."""
-        return self._run(engine, replace(self.batching, steps=steps), (), NoClock(), state, ids)
+        return self._run(engine, (), NoClock(), state, ids, most_steps=steps)
 
     def _rehearse(self) -> None:
         """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""
@@ -186,6 +187,13 @@ def _check_partition(partition: Partition, num_samples: int) -> None:
                 f"client {name} holds the index {wrong[0]}, but the data have the samples 0 to {num_samples - 1}; "
                 "draw the partition from these data"
             )
+
+
+def _check_length(method: Method, batching: Batching) -> None:
+    """A method that counts a round's mini-batches itself is not told another number."""
+    if hasattr(method, "interval") and (batching.steps is not None or batching.epochs != 1):
+        given = "steps" if batching.steps is not None else "epochs"
+        raise ConfigError(f"a round of this method is `interval` mini-batches; leave {given} out of the batching")
 
 
 def _checked_devices(devices: Devices, num_clients: int) -> Devices:

@@ -15,6 +15,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, DataError
+from cutlayer.meters.clock import Clock
 from cutlayer.methods.base import Method, global_model
 from cutlayer.planning.devices import Devices
 from cutlayer.simulation import HOW_ARRAYS, Simulation
@@ -109,13 +110,24 @@ class Training:
             "bytes": dict(ledger.totals),
         }
         if self.simulation.clock is not None:
-            record |= {
-                "simulated_seconds": self.simulation.clock.now,
-                "client_flops": self.simulation.clock.client_flops,
-            }
+            record |= self._timed(self.simulation.clock)
+        tells = getattr(self.simulation.method, "told", None)  # of a method that has more to tell of a round
+        if tells is not None:
+            record |= tells(self.state)
         if number % self.eval_every == 0 or number == self.rounds:
             record |= self._measured()
         return record
+
+    def _timed(self, clock: Clock) -> Record:
+        training, aggregation, straggler = clock.spent
+        names = self.simulation.partition.names
+        return {
+            "simulated_seconds": clock.now,
+            "training_seconds": training,
+            "aggregation_seconds": aggregation,
+            "straggler": None if straggler is None else names[straggler],
+            "client_flops": clock.client_flops,
+        }
 
     def _measured(self) -> Record:
         found: Record = {}
@@ -208,7 +220,9 @@ def train(
         - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
           finite and who stood still from then on;
         - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
-        - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far;
+        - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far; of the
+          round itself `training_seconds`, `aggregation_seconds` (models under way, if that takes time) and the
+          `straggler`, whose own work and transfers took the longest;
         - where measured, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
           `clients`, the same by the clients' names.
 

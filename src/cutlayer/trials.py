@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import NamedTuple
 
-from cutlayer import config
+from cutlayer import config, convergence
 from cutlayer.config import Run
+from cutlayer.convergence import Converged
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
 from cutlayer.training import Record
@@ -28,16 +30,29 @@ class Spread:
 
 @dataclass(frozen=True)
 class Reach:
-    """Rounds to the target, and the simulated seconds until then: means over the seeds that reached it."""
+    """Rounds to a goal, and the simulated seconds until then: means over the seeds that reached it."""
 
     mean: float | None
     reached: int
     seeds: int
     time: float | None = None
+    time_std: float | None = None
+    at_least: float | None = None  # seconds over all seeds, with the whole run of those that did not
 
     @property
     def by_all(self) -> bool:
         return self.reached == self.seeds
+
+    @property
+    def spread(self) -> Spread | None:
+        return None if self.time is None else Spread(self.time, self.time_std)
+
+
+class Convergence(NamedTuple):
+    """How soon runs had converged, and their accuracies then."""
+
+    reach: Reach
+    accuracy: Spread | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +67,7 @@ class Trial:
     @cached_property
     def accuracies(self) -> dict[int, float]:
         """Test accuracy by round, where it was measured."""
-        return {r["round"]: r["test_accuracy"] for r in self.history if r.get("test_accuracy") is not None}
+        return convergence.accuracies(self.history)
 
     @property
     def best(self) -> float | None:
@@ -61,6 +76,11 @@ class Trial:
     @property
     def final(self) -> float | None:
         return self.accuracies[max(self.accuracies)] if self.accuracies else None
+
+    @cached_property
+    def converged(self) -> Converged | None:
+        """Where it had converged, if it has."""
+        return convergence.converged(self.accuracies)
 
     @property
     def stopped(self) -> int:
@@ -121,13 +141,26 @@ class Group:
 
     def reach(self, target: float | None) -> Reach:
         """How soon the target is reached; no target is never reached."""
-        found = [(t, r) for t in self.trials if target is not None and (r := t.rounds_to(target)) is not None]
+        return self._reach([None if target is None else t.rounds_to(target) for t in self.trials])
+
+    @cached_property
+    def convergence(self) -> Convergence:
+        found = [t.converged for t in self.trials]
+        return Convergence(self._reach([c and c.round for c in found]), Spread.of(c and c.accuracy for c in found))
+
+    def _reach(self, rounds: Sequence[int | None]) -> Reach:
+        found = [(t, r) for t, r in zip(self.trials, rounds, strict=True) if r is not None]
         times = [t.clock[r] for t, r in found if r in t.clock]
+        spread = Spread.of(times) if len(times) == len(found) else None
+        ends = [t.clock.get(r or max(t.clock)) for t, r in zip(self.trials, rounds, strict=True) if t.clock]
+        known = [end for end in ends if end is not None]
         return Reach(
             fmean(r for _, r in found) if found else None,
             len(found),
             len(self.trials),
-            fmean(times) if times and len(times) == len(found) else None,
+            None if spread is None else spread.mean,
+            None if spread is None else spread.std,
+            fmean(known) if len(known) == len(self.trials) else None,
         )
 
     def bytes(self, direction: str) -> float:
@@ -184,7 +217,8 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 def _same_but_seed(a: Run, b: Run) -> bool:
     """The length of a run is left out: a run may be continued."""
-    return config.as_dict(replace(a, seed=0, rounds=1)) == config.as_dict(replace(b, seed=0, rounds=1))
+    one, other = (config.as_dict(replace(run, seed=0, rounds=1, until_converged=False)) for run in (a, b))
+    return one == other
 
 
 def _labels(firsts: Sequence[Trial]) -> list[str]:

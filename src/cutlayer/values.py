@@ -69,6 +69,7 @@ class Block(NamedTuple):
         return self._replace(tree=getattr(self.tree, name), gives=gives)
 
 
+NOBODY = -1  # the client of a row that belongs to none
 ALWAYS: Mapping[int, float] = {}  # there from the beginning
 
 
@@ -151,6 +152,26 @@ def shared(place: Place, ids: tuple[int, ...], value: Tree, ready: float = 0.0) 
     """The same value for all of these clients, held once."""
     times = dict.fromkeys(ids, ready) if ready else ALWAYS
     return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids, ready=times)
+
+
+def gathered(place: Place, values: Mapping[int, Held]) -> PerClient:
+    """Rows from values that were made one client at a time; they are there when the last of them is.
+
+    Clients whose value is one and the same sit together, so that an engine can compute them side by side.
+    """
+    last = max((v.ready for v in values.values()), default=0.0)
+    groups: dict[Any, list[int]] = {}
+    for j, held in values.items():
+        groups.setdefault(held.tree if isinstance(held.tree, int) else id(held.tree), []).append(j)
+    blocks = [Block(tuple(ids), values[ids[0]].tree, stacked=False) for ids in groups.values()]
+    return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
+
+
+def at_once(values: Sequence[PerClient], last: float) -> tuple[PerClient, ...]:
+    """The same values, there at this second."""
+    return tuple(
+        PerClient(v.place, v.blocks, v.ids, v.kind, dict.fromkeys(v.ids, last) if last else ALWAYS) for v in values
+    )
 
 
 def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]:

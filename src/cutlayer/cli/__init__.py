@@ -1,4 +1,4 @@
-"""The command line: `cutlayer run`, `compare`, `cuts`, `profile` and `list`."""
+"""The command line: `cutlayer run`, `compare`, `cuts`, `profile`, `plan` and `list`."""
 
 from cutlayer.cli.commands import app, main
 

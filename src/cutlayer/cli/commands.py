@@ -1,4 +1,4 @@
-"""The command line: run, compare, cuts, profile, list."""
+"""The command line: run, compare, cuts, profile, plan, list."""
 
 import os
 import shlex
@@ -15,10 +15,13 @@ from rich.console import Console
 import cutlayer
 from cutlayer import figures, report
 from cutlayer.cli import catalogue, costs, launch, show, study, tables
+from cutlayer.cli import plan as planning
 from cutlayer.cli.choose import chosen
 from cutlayer.cli.options import (
+    Classes,
     Data,
     Engine,
+    InputShape,
     Json,
     Orders,
     Out,
@@ -187,13 +190,8 @@ def cuts(
 )
 def profile(
     model: Annotated[str, typer.Argument(help="A model (see `cutlayer list models`).")],
-    shape: Annotated[
-        str | None,
-        typer.Option("--input", metavar="SHAPE", help="One sample, such as 3x32x32; fits the model by default."),
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes of the output; fits the model by default.")
-    ] = None,
+    shape: InputShape = None,
+    classes: Classes = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="A model option; may be repeated.")
     ] = None,
@@ -214,6 +212,86 @@ def profile(
         show.as_json(found)
     else:
         show.console().print(*tables.cost_tables(found))
+
+
+@app.command(
+    epilog=examples(
+        "plan --model vgg16 --devices sample",
+        "plan --model vgg16 --devices devices.csv --out plan.toml --figure plan.png",
+        "plan --model resnet18 --data cifar100 --devices table1 --clients 50 --set devices.server_tflops=40",
+        "plan --run runs/mine/seed-0 --target 0.05 --json",
+    )
+)
+def plan(
+    model: Annotated[
+        str | None, typer.Option(help="A model (see `cutlayer list models`); by default the run's.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A list of devices (.csv, .json), sample for the one that comes with cutlayer, table1 or pool for "
+            "devices at random; by default the run's, or table1.",
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="How many of them; by default all of a file, or 20 at random.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the plan as a run: `cutlayer run FILE` trains it (.toml)."),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw a mini-batch of all devices before and after (.png, .pdf, .svg)."),
+    ] = None,
+    interval: Annotated[int, typer.Option(min=1, help="Mini-batches between aggregations.")] = 15,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default the run's, or 0.0005.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="joint chooses batches and deadlines together, paper in turns as HASFL does.")
+    ] = "joint",
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="EPS", help="Mean squared gradient norm to reach; by default one within reach."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples at each device: no batch is larger; by default an even share of --data."),
+    ] = None,
+    shape: InputShape = None,
+    classes: Classes = None,
+    optimiser: Annotated[str, typer.Option(help="sgd, momentum or adam: its state takes memory.")] = "sgd",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Estimate the bound on this data set (see `cutlayer list data`), from $CUTLAYER_DATA; by default on "
+            "random samples.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Plan for the model, data and devices of this run, with its estimates."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the weights, the devices and the random samples.")] = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Choose each device's cut and batch size for the least time until a target, and say what that gains.
+
+    Mini-batches come from a bound on convergence, whose constants one batch tells, and seconds from what the devices
+    compute and send.
+    """
+    if out is not None:
+        planning.check_toml(out)
+    if figure is not None:
+        figures.check_format(figure)
+    asked = planning.Asked(
+        model=model, devices=devices, clients=clients, interval=interval, lr=lr, mode=mode, target=target,
+        samples=samples, shape=shape, classes=classes, optimiser=optimiser, data=data, run=run, seed=seed,
+        settings=settings or [],
+    )  # fmt: skip
+    show.plan(planning.answered(asked), out, figure, as_json)
 
 
 @app.command("list", epilog=examples("list", "list methods", "list recipes --json"))

@@ -40,9 +40,7 @@ def model_costs(
 ) -> dict[str, Any]:
     """The costs as plain numbers, for one sample of this shape; shape and classes fit the model by default."""
     slots = registry.find("optimiser", SLOTS, optimiser)
-    registry.find("model", MODELS, name)
-    usual_shape, usual_classes = FITTING.get(name) or (_image(name, options), USUAL_CLASSES)
-    shape, classes = shape or usual_shape, classes or usual_classes
+    shape, classes = fitting(name, options, shape, classes)
     choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
     fitted = build.fitted(choice, shape, classes)
     with torch.device("meta"):  # shapes are enough
@@ -65,6 +63,15 @@ def model_costs(
     if cut is not None:
         document["cut"] = _sides(costs, Split(model, int(cut) if cut.lstrip("-").isdecimal() else cut).cut)
     return document
+
+
+def fitting(
+    name: str, options: Mapping[str, Any], shape: tuple[int, ...] | None, classes: int | None
+) -> tuple[tuple[int, ...], int]:
+    """One sample and the classes, as given or as they fit the model."""
+    registry.find("model", MODELS, name)
+    usual_shape, usual_classes = FITTING.get(name) or (_image(name, options), USUAL_CLASSES)
+    return shape or usual_shape, classes or usual_classes
 
 
 def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -22,6 +22,10 @@ Scale = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")
 ]
+InputShape = Annotated[
+    str | None, typer.Option("--input", metavar="SHAPE", help="One sample, such as 3x32x32; fits the model by default.")
+]
+Classes = Annotated[int | None, typer.Option(min=1, help="Classes of the output; fits the model by default.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier runs of these names.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -9,9 +10,9 @@ from rich.text import Text
 
 from cutlayer.cli.tables import plain_table
 from cutlayer.cli.text import time_unit
-from cutlayer.recipes.recipe import Published, Recipe
+from cutlayer.recipes.recipe import Published, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
-from cutlayer.report import Comparison, Panel
+from cutlayer.report import Comparison, Factor, Panel
 from cutlayer.trials import Group, Reach, Spread
 
 Cell = Callable[[Group], str]
@@ -53,16 +54,19 @@ def _table(panel: Panel, title: str) -> RenderableType:
 def _columns(panel: Panel) -> Iterator[Column]:
     """Beside a paper's numbers only what papers print, so that it fits on a page; all else is in --json."""
     papers = [p for g in panel.groups if (p := panel.published(g)) is not None]
-    digits = 2 if papers else 1
+    paper_like = bool(papers) or panel.race == "converged"
+    digits = 2 if paper_like else 1
     yield Column("seeds", lambda g: str(len(g.trials)))
     yield Column("rounds", lambda g: _range(g.rounds))
     yield Column("best\naccuracy %", lambda g: accuracy(g.best, digits))
     yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
-    if not papers:
+    if panel.race == "converged":
+        yield from _converged_columns(panel, papers)
+    elif not papers:
         yield Column("final\naccuracy %", lambda g: accuracy(g.final, digits))
     if panel.target is not None:
         yield from _race_columns(panel, papers)
-    if not papers:
+    if not paper_like:
         yield Column("up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}")
         yield Column("down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}")
         yield Column("wall\nseconds", lambda g: f"{g.seconds:,.1f}")
@@ -73,6 +77,10 @@ def _columns(panel: Panel) -> Iterator[Column]:
 def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
     unit, size = _unit(panel, papers)
     yield Column("R", lambda g: _rounds(panel.reach(g), g))
+    if panel.race == "time":
+        yield Column(f"T\n{unit}", lambda g: _time_spread(panel.reach(g), g, size))
+        yield from _times_reference(panel)
+        return
     yield from _published(panel, papers, "paper\nR", lambda p: p.rounds)
     if len(panel.groups) > 1:
         yield Column("speed-\nup", lambda g: _times(panel.speed_up(g)))
@@ -80,6 +88,32 @@ def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]
     if panel.timed:
         yield Column(f"T\n{unit}", lambda g: _time(panel.reach(g), g, size))
     yield from _published(panel, papers, "paper\nT h", lambda p: p.hours)
+
+
+def _converged_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+    unit, size = _unit(panel, papers)
+    first = _base(panel)
+    yield Column("converged\naccuracy %", lambda g: accuracy(g.convergence.accuracy, 2))
+    if any(paper.points_below for paper in papers):
+        yield Column(f"points\n< {first}", lambda g: _number(panel.points_below(g)))
+    yield from _published(panel, papers, f"paper\n< {first}", lambda p: p.points_below)
+    if panel.timed:
+        yield Column("round\ns", lambda g: "–" if g.simulated is None else f"{g.simulated / fmean(g.rounds):,.2f}")
+    yield Column("converged\nin round", lambda g: _rounds(g.convergence.reach, g))
+    if panel.timed:
+        yield Column(f"after\n{unit}", lambda g: _spread(g.convergence.reach.spread, size))
+        yield from _times_reference(panel)
+    yield from _published(panel, papers, f"paper\n÷ {first}", lambda p: p.times_first)
+
+
+def _times_reference(panel: Panel) -> Iterator[Column]:
+    if len(panel.groups) > 1 and panel.timed:
+        yield Column(f"time\n÷ {_base(panel)}", lambda g: _factor(panel.times_reference(g)))
+
+
+def _base(panel: Panel) -> str:
+    """What a run is raced against: hasfl, whether with all runs or, as hasfl-n10, with those of its own setting."""
+    return panel.reference.label.partition("-")[0]
 
 
 def _published(
@@ -96,24 +130,31 @@ def _remarks_on(panel: Panel) -> Iterator[str]:
     if recipe is None or not recipe.source:
         return
     yield f"source: {recipe.source}"
+    for statement, ours in panel.statements:
+        yield f"the paper states: {statement.says}; ours: {_stated(statement, ours)}"
     if panel.departures:
         yield f"these runs are not {setting_of(recipe)}: {', '.join(panel.departures)}"
 
 
 def setting_of(recipe: Recipe) -> str:
     """Whose setting a recipe's is: a paper's, where one has printed something of it."""
-    return "the paper's setting" if recipe.published or recipe.claims else "the recipe's setting"
+    return "the paper's setting" if recipe.of_paper else "the recipe's setting"
 
 
 def _race(panel: Panel) -> str:
+    if panel.race == "converged":
+        return f"{panel.rule}; its accuracy is the best until then{', its time simulated' if panel.timed else ''}"
     if panel.target is None:
         took = panel.groups[0].simulated if len(panel.groups) == 1 else None
         return panel.rule if took is None else f"{panel.rule}; simulated time of all rounds: {took:,.1f} s"
+    target = f"R: first round that reaches the target {100 * panel.target:.1f} % ({panel.rule})"
+    if panel.race == "time":
+        return f"{target}; T: simulated time until then, of the seeds that reach it; > is at least"
     labels = [group.label for group in panel.references]
     against = labels[0] if len(labels) == 1 else f"the base of each family: {', '.join(labels)}"
     time = "; T: simulated time until then" if panel.timed else ""
     speed = f"; speed-up against {against}" if labels and len(panel.groups) > 1 else ""
-    return f"R: first round that reaches the target {100 * panel.target:.1f} % ({panel.rule}){time}{speed}"
+    return f"{target}{time}{speed}"
 
 
 def _remarks(recipe: Recipe) -> list[str]:
@@ -146,6 +187,30 @@ def _time(reach: Reach, group: Group, size: float) -> str:
     if reach.mean is not None:
         return "–" if reach.time is None else f"{reach.time / size:,.2f}"
     return "–" if group.simulated is None else f">{group.simulated / size:,.2f}"
+
+
+def _time_spread(reach: Reach, group: Group, size: float) -> str:
+    return _time(reach, group, size) if reach.spread is None else _spread(reach.spread, size)
+
+
+def _spread(spread: Spread | None, size: float) -> str:
+    if spread is None:
+        return "–"
+    return f"{spread.mean / size:,.2f}" + ("" if spread.std is None else f" ± {spread.std / size:,.2f}")
+
+
+def _factor(factor: Factor | None) -> str:
+    return "–" if factor is None else f"{'' if factor.exact else '>'}{factor.value:.2f}×"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _stated(statement: Statement, ours: float | None) -> str:
+    if ours is None:
+        return "not all of these runs have converged"
+    return f"{ours:.2f} times" if statement.measure == "time" else f"{ours:.2f} points"
 
 
 def _unit(panel: Panel, papers: Sequence[Published]) -> tuple[str, float]:

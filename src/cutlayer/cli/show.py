@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from cutlayer import config, figures, recipes
-from cutlayer.cli import papers, tables
+from cutlayer.cli import papers, plan_table, tables
+from cutlayer.cli import plan as planning
 from cutlayer.cli.cut_table import cut_table
 from cutlayer.config import Run
 from cutlayer.cuts import CutStudy
@@ -47,6 +48,24 @@ def cuts(found: CutStudy, figure: Path, machine: bool) -> None:
     figures.draw_cuts(found, figure)
     if not machine:
         typer.echo(f"figure: {figure}")
+
+
+def plan(found: planning.Answer, out: Path | None, figure: Path | None, machine: bool) -> None:
+    """A plan, numbers first; then the files that were asked for."""
+    document = plan_table.document(found)
+    if machine:
+        files = {"out": out, "figure": figure}
+        as_json({**document, **{name: None if path is None else str(path) for name, path in files.items()}})
+    else:
+        console().print(plan_table.tables(document))
+    if figure is not None:
+        figures.draw_plan(found.planned, figure, found.names)
+        if not machine:
+            typer.echo(f"figure: {figure}")
+    if out is not None:
+        planning.write(found, out)
+        if not machine:
+            typer.echo(f"plan: {out}, for {found.run.data}; train it with: cutlayer run {out}")
 
 
 def runs(found: Sequence[Run], machine: bool) -> None:

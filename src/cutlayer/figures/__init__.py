@@ -1,13 +1,18 @@
 """Figures as a paper prints them: learning curves, or accuracy against a setting."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cutlayer.cuts import CutStudy
-from cutlayer.figures import curves, cuts, sweep
+from cutlayer.figures import curves, cuts, plan, sweep
 from cutlayer.figures.style import check_format, written
 from cutlayer.report import Comparison
 
-__all__ = ["check_format", "draw", "draw_cuts"]
+if TYPE_CHECKING:
+    from cutlayer.planning.planner import Planned
+
+__all__ = ["check_format", "draw", "draw_cuts", "draw_plan"]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
@@ -26,3 +31,9 @@ def draw_cuts(study: CutStudy, path: Path) -> None:
     """One figure of what a cut does: accuracy, traffic, the clients' work and simulated time."""
     with written(path) as figure:
         cuts.fill(figure, study)
+
+
+def draw_plan(planned: "Planned", path: Path, names: Sequence[str]) -> None:
+    """One figure of a training round of every device, before and after planning; `names` are those of all devices."""
+    with written(path, "make room there or choose another --figure, then plan again") as figure:
+        plan.fill(figure, planned, names)

@@ -114,8 +114,15 @@ def _time(panel: Panel) -> Cost | None:
     most = max((total for total in totals if total is not None), default=0.0)
     if None in totals:
         return None
-    unit, size = ("hours", HOURS) if most >= HOURS else ("minutes", MINUTES) if most >= MINUTES else ("seconds", 1.0)
+    unit, size = time_unit(most)
     return Cost(f"simulated {unit}", lambda trial, number: trial.clock[number] / size)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that such a time reads well in, and its seconds."""
+    if seconds >= HOURS:
+        return "hours", HOURS
+    return ("minutes", MINUTES) if seconds >= MINUTES else ("seconds", 1.0)
 
 
 def _traffic(panel: Panel) -> Cost:

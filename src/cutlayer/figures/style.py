@@ -42,6 +42,10 @@ ALONE = 2.9  # inches, the height of one panel's two pictures side by side
 TALL = 3.3  # inches, the same with many lines
 HEIGHT = 1.9  # inches, of one picture among several
 PER_ROW = 4  # panels
+RUNS_ARE_SAVED = (
+    "the runs themselves are saved. Make room there or choose another file, then draw it with "
+    "`cutlayer compare --figure`."
+)
 HANDLE, CHARACTER, LEGEND_LINE = 0.65, 0.055, 0.18  # inches, of a legend's entries
 
 
@@ -52,8 +56,8 @@ def check_format(path: Path) -> None:
 
 
 @contextmanager
-def written(path: Path) -> Iterator["Figure"]:
-    """An empty figure that is in the file afterwards."""
+def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
+    """An empty figure that is in the file afterwards; the remedy is for a user whose disk refuses it."""
     import matplotlib  # here and not above: it is slow to load, and most commands draw nothing
     from matplotlib.figure import Figure
 
@@ -65,10 +69,8 @@ def written(path: Path) -> Iterator["Figure"]:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=200)
         except OSError as error:
-            raise ConfigError(
-                f"the figure could not be written to {path}: {error.strerror or error}; the runs themselves are saved. "
-                "Make room there or choose another file, then draw it with `cutlayer compare --figure`."
-            ) from error
+            why = error.strerror or error
+            raise ConfigError(f"the figure could not be written to {path}: {why}; {remedy}") from error
 
 
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:

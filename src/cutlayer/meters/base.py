@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from cutlayer.kinds import Kind, Place
-from cutlayer.values import Held, PerClient
+from cutlayer.values import PerClient
 
 Direction = Literal["up", "down"]
 
@@ -21,5 +21,5 @@ class Meter(Protocol):
     def waited(self, ids: tuple[int, ...]) -> None:
         """A server waited for these clients: one round trip each."""
 
-    def sent(self, kind: Kind, origin: Place, to: Place, value: Held) -> None:
-        """An aggregate went from one server to the other."""
+    def sent(self, kind: Kind, origin: Place, to: Place, value: PerClient) -> None:
+        """Rows went from one server to the other: of each client, or one of none, which is an aggregate."""

@@ -3,22 +3,24 @@
 Work advances only the rows it is done on, by its FLOPs over the speed of their device; a transfer by its bits over the
 rate of their link. What combines rows (a mean, a sum, a merged batch, a shared part) is there when the last of them is,
 and so is the end of a round. A device does one thing at a time, in the order of the program, and so does each direction
-of its link; the training server has a lane for each client. How long a method's round takes is thus a consequence of
+of its link. The training server has a lane for each client, or one that they share: then it starts on a step's rows
+when the last of them is there, and the work of all adds up. How long a method's round takes is thus a consequence of
 what it says, and nothing here knows which method it is.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer import tree
-from cutlayer.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, Kind
+from cutlayer.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, SYNC, Kind, Place
 from cutlayer.meters.base import Direction
 from cutlayer.meters.ledger import Ledger
 from cutlayer.planning.devices import PASSES, Devices
@@ -56,6 +58,9 @@ class Timer(Protocol):
     def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
         """A value of each client has gone up or down."""
 
+    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
+        """Rows have gone from this server to the other."""
+
     def last(self, rows: PerClient) -> float:
         """All rows are there."""
 
@@ -81,11 +86,22 @@ class NoClock:
     def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
         return {}
 
+    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
+        return {}
+
     def last(self, rows: PerClient) -> float:
         return 0.0
 
     def wait(self, ids: Ids) -> None:
         pass
+
+
+class Spent(NamedTuple):
+    """What a round took."""
+
+    training: float = 0.0  # seconds from when the first models are there until the last ones leave
+    aggregation: float = 0.0  # seconds that models are under way: down before that, up after it
+    straggler: int | None = None  # the client whose own work and transfers took the longest
 
 
 class Clock:
@@ -95,20 +111,31 @@ class Clock:
         self.devices = devices
         self.now = 0.0  # seconds at the end of the last round
         self.client_flops = 0.0  # done by all clients so far
-        self._free = FREE if devices.model_sync else (*FREE, MODEL)
-        self._latest = 0.0
-        self._busy: dict[int, float] = {}  # until when each device computes
-        self._links: dict[tuple[int, Direction], float] = {}  # until when each link transfers
+        self.spent = Spent()  # in the last round
+        self._free = FREE if devices.model_sync else (*FREE, MODEL, SYNC)
+        self._begin_round()
         self._known: dict[Any, float] = {}  # FLOPs of a function on values of these shapes
         self._owed: WeakKeyDictionary[Fn, float] = WeakKeyDictionary()  # FLOPs of a row's pullback
         self._sizes = Ledger()
 
     def begin(self) -> None:
         """A round begins for everyone."""
-        self._latest, self._busy, self._links = self.now, {}, {}
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._latest = self._started = self.now
+        self._ended: float | None = None  # when the last model left, if any did
+        self._busy: dict[int, float] = {}  # until when each device computes
+        self._served = self.now  # until when a shared server computes
+        self._links: dict[tuple[int | Place, Direction], float] = {}  # until when each link transfers
+        self._own: dict[int, float] = {}  # seconds of each client's work, and of what crosses the cut
 
     def end(self) -> None:
         """The round is over when the last value is there."""
+        trained = self._latest if self._ended is None else self._ended
+        straggler = max(self._own, key=lambda j: self._own[j], default=None)
+        aggregation = (self._started - self.now) + (self._latest - trained)
+        self.spent = Spent(self._latest - self.now - aggregation, aggregation, straggler)
         self.now = self._latest
 
     def content(self) -> dict[str, float]:
@@ -131,7 +158,9 @@ class Clock:
         ready = {}
         for j, work in flops.items():
             start = max(self._busy.get(j, self.now), self._all_there(values, j))
-            self._busy[j] = ready[j] = start + work / self.devices.clients[j].flops
+            seconds = work / self.devices.clients[j].flops
+            self._busy[j] = ready[j] = start + seconds
+            self._own[j] = self._own.get(j, 0.0) + seconds
             self.client_flops += work
         return self._noted(ready)
 
@@ -142,7 +171,15 @@ class Clock:
         return self._at_server((pullbacks, gradient), self._owed_by(pullbacks, ids))
 
     def _at_server(self, values: Sequence[PerClient], flops: Mapping[int, float]) -> Ready:
-        return self._noted({j: self._all_there(values, j) + w / self.devices.server for j, w in flops.items()})
+        there = {j: self._all_there(values, j) for j in flops}
+        if self.devices.lanes == "parallel" or not any(flops.values()):
+            return self._noted({j: there[j] + w / self.devices.server for j, w in flops.items()})
+        end = self._shared_until(max(there.values()), math.fsum(flops.values()))
+        return self._noted(dict.fromkeys(flops, end))
+
+    def _shared_until(self, there: float, flops: float) -> float:
+        self._served = max(there, self._served) + flops / self.devices.server
+        return self._served
 
     def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
         if isinstance(fn, FunctionType) and fn in self._owed:
@@ -152,23 +189,49 @@ class Clock:
             flops = (PASSES if how == "grad" else 1) * forward
             if pull is not None:
                 self._owed[pull] = BACKWARD * forward
-        end = max((self.now, *ready)) + flops / self.devices.server
+        there = max((self.now, *ready))
+        shared = self.devices.lanes == "shared" and flops > 0
+        end = self._shared_until(there, flops) if shared else there + flops / self.devices.server
         self._latest = max(self._latest, end)
         return end
 
     # -- transfers and waiting ------------------------------------------------------------------------------------
 
     def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        there = {j: self._all_there((value,), j) for j in value.ids}
+        if kind in self._free:
+            return self._noted(there)
         ready = {}
-        for block in value.blocks:
-            size = self._sizes.size(block.tree, rows=len(block.ids) if block.stacked else 1)
-            for j in block.ids:
-                rate = self.devices.clients[j].up if direction == "up" else self.devices.clients[j].down
-                ready[j] = self._all_there((value,), j)
-                if kind not in self._free:
-                    ready[j] = max(ready[j], self._links.get((j, direction), self.now)) + 8 * size / rate
-                    self._links[j, direction] = ready[j]
+        for j, size in self._sizes.sizes(value).items():
+            seconds = 8 * size / self.devices.clients[j].rate(direction, kind.home or "server")
+            ready[j] = self._transferred((j, direction), there[j], seconds)
+            if kind is not MODEL:
+                self._own[j] = self._own.get(j, 0.0) + seconds
+        if kind is MODEL:
+            self._note_models(direction, there, ready)
         return self._noted(ready)
+
+    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
+        there = {j: self._all_there((value,), j) for j in value.ids}
+        if kind in self._free:
+            return self._noted(there)
+        rate = self.devices.server_up if origin == "server" else self.devices.server_down
+        sizes = self._sizes.sizes(value)
+        ready = {j: self._transferred((origin, "up"), there[j], 8 * sizes[j] / rate) for j in value.ids}
+        self._note_models("up" if kind is MODEL else "down", there, ready)
+        return self._noted(ready)
+
+    def _transferred(self, link: tuple[int | Place, Direction], there: float, seconds: float) -> float:
+        """When a transfer ends; each link takes one at a time."""
+        self._links[link] = max(there, self._links.get(link, self.now)) + seconds
+        return self._links[link]
+
+    def _note_models(self, direction: Direction, there: Ready, ready: Ready) -> None:
+        """Training begins when the first models are there, before anybody has worked, and ends when the last leave."""
+        if direction == "up":
+            self._ended = max((self._ended or 0.0, *there.values()))
+        elif not any(self._own.values()):
+            self._started = max((self._started, *ready.values()))
 
     def last(self, rows: PerClient) -> float:
         return max((self._all_there((rows,), j) for j in rows.ids), default=self.now)

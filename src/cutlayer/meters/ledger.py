@@ -9,7 +9,7 @@ from cutlayer.kinds import Kind, Place
 from cutlayer.meters.base import Direction
 from cutlayer.state import Model
 from cutlayer.tree import Tree
-from cutlayer.values import Held, PerClient
+from cutlayer.values import PerClient
 
 
 class Ledger:
@@ -30,18 +30,16 @@ class Ledger:
 
     def crossed(self, kind: Kind, direction: Direction, value: PerClient) -> None:
         name = f"{direction}_{kind.name}"
-        for block in value.blocks:
-            size = self.size(block.tree, rows=len(block.ids) if block.stacked else 1)
-            self.totals[name] += size * len(block.ids)
-            for j in block.ids:
-                self.per_client.setdefault(j, Counter())[name] += size
+        for j, size in self.sizes(value).items():
+            self.totals[name] += size
+            self.per_client.setdefault(j, Counter())[name] += size
 
     def waited(self, ids: tuple[int, ...]) -> None:
         for j in ids:
             self.trips[j] += 1
 
-    def sent(self, kind: Kind, origin: Place, to: Place, value: Held) -> None:
-        self.totals[f"inter_server_{kind.name}"] += self.size(value.tree)
+    def sent(self, kind: Kind, origin: Place, to: Place, value: PerClient) -> None:
+        self.totals[f"inter_server_{kind.name}"] += sum(self.sizes(value).values())
 
     def content(self) -> dict[str, Any]:
         """All counts, for a checkpoint."""
@@ -58,6 +56,13 @@ class Ledger:
         self.per_client = {int(j): Counter(c) for j, c in content["per_client"].items()}
         self.trips = Counter({int(j): n for j, n in content["trips"].items()})
         self.samples = content["samples"]
+
+    def sizes(self, value: PerClient) -> dict[int, int]:
+        """Bytes of each client's value."""
+        sizes: dict[int, int] = {}
+        for block in value.blocks:
+            sizes |= dict.fromkeys(block.ids, self.size(block.tree, rows=len(block.ids) if block.stacked else 1))
+        return sizes
 
     def size(self, value: Tree, rows: int = 1) -> int:
         """Bytes of one of the rows that are stacked in a value; its plain numbers are each row's own."""

@@ -6,6 +6,7 @@ from typing import Any
 from cutlayer import registry
 from cutlayer.methods.base import Method, global_model
 from cutlayer.methods.fedavg import FedAvg, fedavg
+from cutlayer.methods.hasfl import Hasfl, hasfl
 from cutlayer.methods.mergesfl import MergeSFL, mergesfl
 from cutlayer.methods.momentum import fedavgm, fednag, fednar, fedprox, slowmo
 from cutlayer.methods.random_cut import RandomCut
@@ -19,6 +20,7 @@ from cutlayer.split import Split
 __all__ = [
     "METHODS",
     "FedAvg",
+    "Hasfl",
     "MergeSFL",
     "Method",
     "RandomCut",
@@ -32,6 +34,7 @@ __all__ = [
     "fednar",
     "fedprox",
     "global_model",
+    "hasfl",
     "mergesfl",
     "sfl_v1",
     "sfl_v2",
@@ -52,6 +55,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sfl_v2": sfl_v2,
     "mergesfl": mergesfl,
     "smofi": smofi,
+    "hasfl": hasfl,
 }
 
 

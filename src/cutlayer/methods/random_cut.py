@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 from cutlayer import keys
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import SYNC
 from cutlayer.methods.base import final
 from cutlayer.methods.splitfed import SplitFed
+from cutlayer.pieces.recut import moved, of_model, of_tensors, sides
 from cutlayer.places import Clients
-from cutlayer.servers import Fed, Keeper, Server
+from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Model, State, Tensors
-from cutlayer.values import Held
+from cutlayer.state import State
 
 
 @final
@@ -66,43 +64,12 @@ def _is_range(cuts: Any, last: int) -> bool:
 
 def _recut(state: State, old: Split, new: Split, server: Server, fed: Fed) -> State:
     """The state with every value at the side of the new cut that holds it."""
-    (fed_has, server_has), (fed_needs, server_needs) = _sides(old), _sides(new)
-    lower = _moved(state.client, state.server, fed, server, fed_has, fed_needs, _model)
-    upper = _moved(state.server, state.client, server, fed, server_has, server_needs, _model)
+    (fed_has, server_has), (fed_needs, server_needs) = sides(old), sides(new)
+    lower = moved(state.client, state.server, fed, server, fed_has, fed_needs, of_model)
+    upper = moved(state.server, state.client, server, fed, server_has, server_needs, of_model)
     below, above = state.memory["client"], state.memory["server"]
     memory = {
-        "client": _moved(below, above, fed, server, fed_has, fed_needs, _tensors),
-        "server": _moved(above, below, server, fed, server_has, server_needs, _tensors),
+        "client": moved(below, above, fed, server, fed_has, fed_needs, of_tensors),
+        "server": moved(above, below, server, fed, server_has, server_needs, of_tensors),
     }
     return state._replace(client=lower, server=upper, memory=memory)
-
-
-@cache
-def _sides(split: Split) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the values on both sides of the cut."""
-    lower, upper = ({k for values in model for k in values} for model in split.initial())
-    return frozenset(lower), frozenset(upper)
-
-
-Pick = Callable[..., Model | Tensors]
-
-
-def _moved(
-    own: Held, other: Held, here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick
-) -> Held:
-    """What this keeper needs, of what it has and of what the other one sends."""
-    if needs <= has:
-        kept: Held = here.do(partial(pick, needs), own)
-        return kept
-    sent = there.send(SYNC, there.do(partial(pick, needs - has), other), here)
-    joined: Held = here.do(partial(pick, needs), own, sent)
-    return joined
-
-
-def _model(names: frozenset[str], *models: Model) -> Model:
-    """The values of these names from all of the models."""
-    return Model(*(_tensors(names, *some) for some in zip(*models, strict=True)))
-
-
-def _tensors(names: frozenset[str], *some: Tensors) -> Tensors:
-    return {k: v for tensors in some for k, v in tensors.items() if k in names}

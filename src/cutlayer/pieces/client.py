@@ -28,8 +28,9 @@ class SplitClient:
         return self.opt.begin(model, round)
 
     @at_client(gives=ACTIVATIONS)
-    def forward(self, part: Part, x: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
-        return self.model.lower(part, x, key)
+    def forward(self, part: Part, x: Tensor, key: int | None, cut: int | None = None) -> tuple[Tensor, Tensors]:
+        """Up to the model's cut, or to this client's own."""
+        return (self.model if cut is None else self.model.at(cut)).lower(part, x, key)
 
     @at_client(gives={"model": MODEL})
     def update(self, part: Part, grads: Grads) -> Part:

@@ -31,17 +31,17 @@ class Crossing(Protocol):
 
 
 class Exchange(Protocol):
-    """Starts a mini-batch: the clients' forward pass, and their activations to the server."""
+    """Starts a mini-batch: the clients' forward pass, to each one's own cut if told, and activations to the server."""
 
-    def __call__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> Crossing: ...
+    def __call__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> Crossing: ...
 
 
 class TwoPart:
     """Labels travel; the loss is at the server."""
 
-    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> None:
+    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> None:
         self.client, self.active, self.server = client, step.active, server
-        z, self.pull = self.active.vjp(client.forward, c, step.x, step.key)
+        z, self.pull = self.active.vjp(client.forward, c, step.x, step.key, *cut)
         self.z, self.y = self.active.up(ACTIVATIONS(z), LABELS(step.y))
 
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
@@ -59,9 +59,9 @@ class TwoPart:
 class UShaped:
     """Labels and the last layers stay at the client, and so does the loss."""
 
-    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient) -> None:
+    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> None:
         self.client, self.step, self.c = client, step, c
-        z, self.pull = step.active.vjp(client.forward, c, step.x, step.key)
+        z, self.pull = step.active.vjp(client.forward, c, step.x, step.key, *cut)
         self.z = step.active.up(ACTIVATIONS(z))
         self.head = PerClient("clients", [])
 
@@ -79,9 +79,10 @@ class UShaped:
         return grads
 
 
-def by_shape(client: SplitClient, step: Step, server: Server, c: PerClient) -> Crossing:
+def by_shape(client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> Crossing:
     """The exchange that the split asks for."""
-    return UShaped(client, step, server, c) if client.model.u_shaped else TwoPart(client, step, server, c)
+    exchange = UShaped if client.model.u_shaped else TwoPart
+    return exchange(client, step, server, c, *cut)
 
 
 def through_server(crossing: Crossing, client: SplitClient, step: Step, server: Server, s: PerClient) -> PerClient:

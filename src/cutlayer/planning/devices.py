@@ -1,17 +1,14 @@
-"""Devices: how fast each client computes and transfers."""
+"""Devices: how fast each client computes and transfers, and how much it can hold."""
 
-import csv
-import io
-import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from cutlayer import keys
-from cutlayer.checks import check, check_positive, is_number, reason
+from cutlayer.checks import check, check_positive, is_number
 from cutlayer.errors import ConfigError, DataError
+from cutlayer.planning.device_files import GIGABYTE, MEGABIT, TERAFLOPS, Measured, read
 
 # Forward FLOPs of ResNet-18 with a 3x3 stem on one 3x32x32 image, two to a multiply-add. A stage has twice the channels
 # of the one before on a quarter of the pixels, so its blocks cost the same:
@@ -34,6 +31,7 @@ class Device(NamedTuple):
     fed_up: float | None = None  # bit/s to the fed server; as to the training server by default
     fed_down: float | None = None
     memory: float = math.inf  # bits for the layers, their activations and the optimiser
+    name: str = ""  # what people call it
 
     def rate(self, direction: Literal["up", "down"], server: str = "server") -> float:
         """bit/s between this client and the training server, or the fed server."""
@@ -41,6 +39,7 @@ class Device(NamedTuple):
         return to_fed or (self.up if direction == "up" else self.down)
 
 
+REQUIRED = ("flops", "up", "down")
 OPTIONAL = ("fed_up", "fed_down", "memory")
 
 
@@ -58,7 +57,7 @@ class Devices:
     def __post_init__(self) -> None:
         _check_speeds(self.clients)
         check_positive("the server's flops", self.server)
-        check(self.lanes in get_args(Lanes), "lanes", self.lanes, " or ".join(map(repr, get_args(Lanes))))
+        _check_lanes(self.lanes)
         for name in ("server_up", "server_down"):
             rate = getattr(self, name)
             check(rate == math.inf or (is_number(rate) and rate > 0), name, rate, "a number above 0")
@@ -81,11 +80,16 @@ def _check_speeds(clients: Sequence[Device]) -> None:
     if not clients:
         raise ConfigError("devices for no clients; give at least one")
     for j, device in enumerate(clients):
-        for name, value in device._asdict().items():
+        for name in (*REQUIRED, *OPTIONAL):
+            value = getattr(device, name)
             unset = name in OPTIONAL and value == Device._field_defaults[name]
             check(
                 unset or (is_number(value) and value > 0), f"{name} of client {j}'s device", value, "a number above 0"
             )
+
+
+def _check_lanes(lanes: Any) -> None:
+    check(lanes in get_args(Lanes), "lanes", lanes, " or ".join(map(repr, get_args(Lanes))))
 
 
 class Scheme(Protocol):
@@ -124,138 +128,126 @@ class Pool:
         return Devices(clients=tuple(clients), server=server_speed(clients, self.kappa), model_sync=self.model_sync)
 
 
-@dataclass(frozen=True, kw_only=True)
-class File:
-    """Devices that were measured with the run's own model: a CSV or JSON file, in the order of the clients."""
+Range = tuple[float, float]  # from, to
 
-    path: str  # relative to the working directory
-    kappa: float = 100.0  # the server's lanes are so many times as fast as the average client
-    model_sync: bool = False  # whether sending the client-side model takes time
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Devices at random: speeds and rates anywhere in their ranges; by default those of HASFL's Table I."""
+
+    server_tflops: float = 20.0
+    tflops: Range = (1.0, 2.0)
+    mbits_up: Range = (75.0, 80.0)  # Mbit/s to the training server, and to the fed server
+    mbits_down: Range = (360.0, 380.0)
+    mbits_servers: Range = (360.0, 380.0)  # Mbit/s between the servers, there and back
+    memory_gb: Range | None = None  # 1e9 bytes; unlimited by default
+    lanes: Lanes = "shared"
+    model_sync: bool = True  # whether sending models takes time
 
     def __post_init__(self) -> None:
-        check_positive("kappa", self.kappa)
+        check_positive("server_tflops", self.server_tflops)
+        for name in ("tflops", "mbits_up", "mbits_down", "mbits_servers", "memory_gb"):
+            if name != "memory_gb" or self.memory_gb is not None:
+                _check_range(name, getattr(self, name))
+        _check_lanes(self.lanes)
+
+    def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices:
+        """A device per client, the same ones whatever the model; with more clients the first ones stay."""
+        between = [MEGABIT * _within(self.mbits_servers, u) for u in keys.generator(key, "servers").random(2).tolist()]
+        return Devices(
+            clients=tuple(map(self._device, keys.generator(key, "devices").random((num_clients, 6)).tolist())),
+            server=TERAFLOPS * self.server_tflops,
+            lanes=self.lanes,
+            server_up=between[0],
+            server_down=between[1],
+            model_sync=self.model_sync,
+        )
+
+    def _device(self, chances: Sequence[float]) -> Device:
+        speed, up, down, fed_up, fed_down, memory = chances
+        return Device(
+            flops=TERAFLOPS * _within(self.tflops, speed),
+            up=MEGABIT * _within(self.mbits_up, up),
+            down=MEGABIT * _within(self.mbits_down, down),
+            fed_up=MEGABIT * _within(self.mbits_up, fed_up),
+            fed_down=MEGABIT * _within(self.mbits_down, fed_down),
+            memory=math.inf if self.memory_gb is None else GIGABYTE * _within(self.memory_gb, memory),
+        )
+
+
+def _check_range(name: str, limits: Any) -> None:
+    holds = (
+        isinstance(limits, tuple) and len(limits) == 2 and all(map(is_number, limits)) and 0 < limits[0] <= limits[1]
+    )
+    check(holds, name, limits, "two numbers above 0, the smaller one first")
+
+
+def _within(limits: Range, chance: float) -> float:
+    low, high = limits
+    return low + chance * (high - low)
+
+
+KAPPA = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """Devices that were measured: a CSV or JSON file, in the order of the clients."""
+
+    path: str  # relative to the working directory; or "sample", the list that comes with cutlayer
+    kappa: float | None = None  # the server is so many times as fast as the average client; 100 by default
+    server_tflops: float | None = None  # or its own speed
+    lanes: Lanes = "parallel"
+    mbits_servers: float | None = None  # Mbit/s between the servers, there and back; unlimited by default
+    model_sync: bool = False  # whether sending models takes time
+
+    def __post_init__(self) -> None:
+        for name in ("kappa", "server_tflops", "mbits_servers"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.kappa is not None and self.server_tflops is not None:
+            raise ConfigError(
+                f"kappa is {self.kappa} and server_tflops is {self.server_tflops}, but either gives the server's "
+                "speed; keep one"
+            )
+        _check_lanes(self.lanes)
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices:
         """The first devices of the file, one per client; the key changes nothing."""
         check_positive("forward_flops", forward_flops)
-        found = read(Path(self.path))
+        found = read(self.path)
         if len(found) < num_clients:
             raise DataError(
                 f"the device file {self.path} holds {len(found)} devices, but the run has {num_clients} clients; "
                 f"add devices, or use at most {len(found)} clients"
             )
-        clients = tuple(
-            Device(flops=forward_flops / m.seconds, up=1000 * m.kbits_up, down=1000 * m.kbits_down)
-            for m in found[:num_clients]
+        clients = tuple(_device(m, forward_flops) for m in found[:num_clients])
+        between = math.inf if self.mbits_servers is None else MEGABIT * self.mbits_servers
+        return Devices(
+            clients=clients,
+            server=self._server(clients),
+            lanes=self.lanes,
+            server_up=between,
+            server_down=between,
+            model_sync=self.model_sync,
         )
-        return Devices(clients=clients, server=server_speed(clients, self.kappa), model_sync=self.model_sync)
+
+    def _server(self, clients: Sequence[Device]) -> float:
+        if self.server_tflops is not None:
+            return TERAFLOPS * self.server_tflops
+        return server_speed(clients, KAPPA if self.kappa is None else self.kappa)
 
 
-DEVICES: dict[str, type[Scheme]] = {"pool": Pool, "file": File}
+def _device(measured: Measured, forward_flops: float) -> Device:
+    return Device(
+        flops=measured.speed(forward_flops),
+        up=measured.up,
+        down=measured.down,
+        fed_up=measured.fed_up,
+        fed_down=measured.fed_down,
+        memory=measured.memory,
+        name=measured.name,
+    )
 
 
-class Measured(NamedTuple):
-    """One device of a file."""
-
-    seconds: float  # a sample, forward
-    kbits_up: float  # kbit/s
-    kbits_down: float
-
-
-def read(path: Path) -> list[Measured]:
-    """The devices of a CSV or JSON file, in its order."""
-    form = FORMS.get(path.suffix.lower())
-    if form is None:
-        raise DataError(f"the device file {str(path)!r} is of no known form; give a path that ends in .csv or .json")
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    except FileNotFoundError:
-        raise DataError(
-            f"there is no device file {path}; check the path, which is relative to the working directory"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"the device file {path} cannot be read: {reason(error)}") from None
-    found = form(path, text)
-    if not found:
-        raise DataError(f"the device file {path} holds no devices; give one for each client")
-    return found
-
-
-def _read_csv(path: Path, text: str) -> list[Measured]:
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
-    try:
-        lines = [(f"{path}, line {reader.line_num}", [cell.strip() for cell in row]) for row in reader if row]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}; write it as plain CSV") from None
-    if not lines:
-        return []
-    (top, header), *rows = lines
-    columns = _columns(top, header)
-    found = []
-    for where, row in rows:
-        if len(row) > len(header):
-            raise DataError(f"{where}: there are {len(row)} cells below {len(header)} columns; write numbers as 0.034")
-        cells = dict(zip(header, row + [""] * (len(header) - len(row)), strict=True))
-        found.append(Measured(*(_number(where, name, cells[name]) for name in columns)))
-    return found
-
-
-def _read_json(path: Path, text: str) -> list[Measured]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {reason(error)}") from None
-    if isinstance(content, list):
-        return [_from_object(f"{path}, entry {k}", entry) for k, entry in enumerate(content, start=1)]
-    if isinstance(content, dict):
-        return [_from_fedscale(f"{path}, client {name}", entry) for name, entry in content.items()]
-    raise DataError(f"{path} is neither a list of devices nor a mapping from clients to devices; write one of these")
-
-
-def _from_object(where: str, entry: Any) -> Measured:
-    device = _mapping(where, entry)
-    return Measured(*(_number(where, name, device[name]) for name in _columns(where, device)))
-
-
-def _from_fedscale(where: str, entry: Any) -> Measured:
-    device = _mapping(where, entry)
-    _check_has(where, device, ("computation", "communication"))
-    milliseconds, kbits = (_number(where, name, device[name]) for name in ("computation", "communication"))
-    return Measured(milliseconds / 1000, kbits, kbits)
-
-
-def _mapping(where: str, entry: Any) -> Mapping[str, Any]:
-    if not isinstance(entry, dict):
-        raise DataError(f"{where} is {entry!r:.40}; it must be a mapping from names to numbers")
-    return entry
-
-
-def _columns(where: str, names: Collection[str]) -> tuple[str, str, str]:
-    """Where the seconds and both rates stand; a rate for one direction goes before the one for both."""
-    up, down = (name if name in names else "kbit_per_s" for name in ("kbit_per_s_up", "kbit_per_s_down"))
-    columns = ("seconds_per_sample", up, down)
-    _check_has(where, names, columns)
-    return columns
-
-
-def _check_has(where: str, names: Collection[str], wanted: tuple[str, ...]) -> None:
-    for name in wanted:
-        count = list(names).count(name)
-        if count != 1:
-            wrong, remedy = ("missing", "add it") if count == 0 else ("there more than once", "keep one")
-            raise DataError(f"{where}: {name} is {wrong} among {', '.join(map(repr, names))}; {remedy}")
-
-
-def _number(where: str, name: str, value: Any) -> float:
-    if value == "" or value is None:
-        raise DataError(f"{where}: {name} is empty; give a number above 0")
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise DataError(f"{where}: {name} is {value!r:.40}; it must be a number above 0")
-    return number
-
-
-FORMS = {".csv": _read_csv, ".json": _read_json}
+DEVICES: dict[str, type[Scheme]] = {"pool": Pool, "table1": Uniform, "file": File}

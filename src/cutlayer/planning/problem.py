@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 VALUE_BITS = 32
 REFERENCE_BATCH = 16  # the plan for which the default target is reachable with a margin: this batch for everyone, ...
 MARGIN = 1.0  # ... half of the layers at the devices
+LARGEST_BATCH = 2**31  # a number that is still whole as a float, where memory is unlimited
 STRICTLY = 1 - 1e-9  # memory must be less than what there is
 
 
@@ -161,6 +162,7 @@ class Problem:
     bound: Bound
     interval: int = 15  # I: mini-batches between aggregations
     samples: Ints | None = None  # of each device: no batch is larger
+    least: int = 1  # no batch is smaller
 
     def __post_init__(self) -> None:
         for name in ("noise", "slope"):
@@ -169,8 +171,9 @@ class Problem:
                     f"the bound has {name} for {len(getattr(self.bound, name))} layers, but the model has "
                     f"{self.num_layers}; estimate it with this model"
                 )
-        if self.interval < 1:
-            raise ConfigError(f"interval is {self.interval}; it must be at least 1")
+        for name in ("interval", "least"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
     def num_devices(self) -> int:
@@ -224,7 +227,7 @@ class Problem:
         """The largest batch, not rounded, of each device that fits its memory (C4) and its data."""
         j = np.asarray(cuts) - 1
         room = STRICTLY * self.fleet.memory - self.costs.state[j] - self.costs.model[j]
-        largest: Floats = room / self.costs.held[j]
+        largest: Floats = np.minimum(room / self.costs.held[j], LARGEST_BATCH)
         return largest if self.samples is None else np.minimum(largest, self.samples)
 
     def fits(self, batches: ArrayLike, cuts: ArrayLike) -> bool:

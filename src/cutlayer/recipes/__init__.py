@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from cutlayer import registry
 from cutlayer.config import Run
-from cutlayer.recipes import cut_layer, evidence, first, smofi_figures, smofi_tables
+from cutlayer.recipes import cut_layer, evidence, first, hasfl_evidence, hasfl_figures, smofi_figures, smofi_tables
 from cutlayer.recipes.recipe import Apart, Published, Recipe, Sweep
 from cutlayer.recipes.scale import unscaled
 
@@ -31,6 +31,17 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cut_table3_as_run": cut_layer.cut_table3_as_run,
     "cut_table4_as_paper": cut_layer.cut_table4_as_paper,
     "cut_table4_as_run": cut_layer.cut_table4_as_run,
+    "hasfl_fashion_mnist": hasfl_evidence.hasfl_fashion_mnist,
+    "hasfl_table1": hasfl_figures.hasfl_table1,
+    "hasfl_fig2": hasfl_figures.hasfl_fig2,
+    "hasfl_fig3": hasfl_figures.hasfl_fig3,
+    "hasfl_fig5": hasfl_figures.hasfl_fig5,
+    "hasfl_fig6": hasfl_figures.hasfl_fig6,
+    "hasfl_fig7": hasfl_figures.hasfl_fig7,
+    "hasfl_fig8": hasfl_figures.hasfl_fig8,
+    "hasfl_fig9": hasfl_figures.hasfl_fig9,
+    "hasfl_fig10": hasfl_figures.hasfl_fig10,
+    "hasfl_fig11": hasfl_figures.hasfl_fig11,
 }
 
 

@@ -159,3 +159,30 @@ CUT_LEFT_OUT = {
     "cut_table3_as_run/tiny/fedavg-sgd": Published(accuracy=57.40, std=0.38),
     "cut_table4_as_run/ham10000/fedavg-sgd": Published(accuracy=76.83, std=0.25),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What a paper's text says of converged runs beside the first: by panel and label, points below it and times it."""
+
+    source: str
+    cells: Mapping[str, Mapping[str, tuple[str, str]]]
+
+    def by_run(self, recipe: str) -> dict[str, Published]:
+        """The cells, by the names that the recipe's runs have."""
+        return {
+            f"{recipe}/{panel}/{label}": Published(points_below=points, times_first=times)
+            for panel, row in self.cells.items()
+            for label, (points, times) in row.items()
+        }
+
+
+HASFL_FIG6 = Text(
+    source="HASFL, Section VII-B",
+    cells={
+        "cifar10-iid": {"habs_rms": ("1.3", "~6"), "rbs_rms": ("", "9.4")},
+        "cifar10-shards": {"habs_rms": ("5.6", "4.8"), "rbs_rms": ("", "9.4")},
+        "cifar100-iid": {"habs_rms": ("2.4", "~15"), "rbs_rms": ("", "6.4")},
+        "cifar100-shards": {"habs_rms": ("2.0", "13.4"), "rbs_rms": ("", "6.4")},
+    },
+)

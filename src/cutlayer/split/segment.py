@@ -1,6 +1,6 @@
 """Segments: consecutive units of a model as one pure function of the tensors they name."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from cutlayer import tree
+from cutlayer import keys, tree
 from cutlayer.errors import ConfigError
 from cutlayer.split.traits import draws, writes
 from cutlayer.split.units import Chain, Unit, units_of
@@ -53,15 +53,15 @@ class Body:
 
     def segment(self, start: int, stop: int) -> "Segment":
         """The units from start up to, not including, stop."""
-        return Segment(self, self.units[start:stop])
+        return Segment(self, self.units[start:stop], start)
 
 
 class Segment:
     """Consecutive units; a call swaps values in, runs the units in order and puts everything back."""
 
-    def __init__(self, body: Body, units: tuple[Unit, ...]) -> None:
+    def __init__(self, body: Body, units: tuple[Unit, ...], start: int) -> None:
         self.body = body
-        self._steps = tuple(step for unit in units for step in _steps(unit.module))
+        self._units = tuple((number, _steps(unit.module)) for number, unit in enumerate(units, start))
         slots = _slots(units, body.names)
         self._params = tuple(s for s in slots if isinstance(s.empty, nn.Parameter) and s.empty.requires_grad)
         self._frozen = tuple(s for s in slots if isinstance(s.empty, nn.Parameter) and not s.empty.requires_grad)
@@ -76,17 +76,20 @@ class Segment:
         return self._draws or self.body.draws
 
     def __call__(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-        """What leaves the units, and their new buffers; a segment that draws does so from the seed."""
-        if not self._steps:
+        """What leaves the units, and their new buffers; a unit that draws does so from the seed and its number.
+
+        So what a unit draws does not depend on where the model is cut.
+        """
+        if not self._units:
             return x, {}
         if not self.draws:
-            return self._run(values, x)
+            return self._run(values, x, _no_seed)
         if seed is None:
             raise ConfigError("the model draws random numbers (dropout or the like): give the call a key, not None.")
-        with _seeded(seed, tree.tensors(x)[0].device):
-            return self._run(values, x)
+        with _seeding(seed, tree.tensors(x)[0].device) as seed_for:
+            return self._run(values, x, seed_for)
 
-    def _run(self, values: Values, x: Any) -> tuple[Any, Tensors]:
+    def _run(self, values: Values, x: Any, seed_for: Callable[[int], None]) -> tuple[Any, Tensors]:
         if self._writes:
             x = tree.map(torch.clone, x)  # the caller's value stays as it is
         params, frozen, buffers = values.params, values.frozen, values.buffers
@@ -99,8 +102,10 @@ class Segment:
                     home[key] = frozen[name]
                 for home, key, name, _ in self._buffers:
                     home[key] = fresh[name]
-                for step in self._steps:
-                    x = step(x)
+                for number, steps in self._units:
+                    seed_for(number)
+                    for step in steps:
+                        x = step(x)
                 return x, {name: home[key] for home, key, name, _ in self._buffers}
             finally:
                 for home, key, _, empty in self._slots:
@@ -134,12 +139,20 @@ def _homes(module: nn.Module) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]
         yield module._flat_weights, enumerate(module._flat_weights)
 
 
+def _no_seed(number: int) -> None:
+    """For units that draw nothing."""
+
+
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from the seed inside, and leave the global generators as they were."""
-    with _GENERATORS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
+def _seeding(seed: int, device: torch.device) -> Iterator[Callable[[int], None]]:
+    """What makes each unit draw from the seed inside; the global generators are left as they were."""
+
+    def seed_for(number: int) -> None:
+        own = keys.fold(seed, number)
+        torch.default_generator.manual_seed(own)
         if device.type == "cuda":
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+                torch.cuda.manual_seed(own)
+
+    with _GENERATORS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield seed_for

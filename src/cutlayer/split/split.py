@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import keys, tree
+from cutlayer import tree
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
@@ -52,6 +53,7 @@ class Split:
         self._lower = self._body.segment(0, self.cut)
         self._upper = self._body.segment(self.cut, end)
         self._top = self._body.segment(end, self.num_units)
+        self._others: dict[int, Split] = {self.cut: self}
         _refuse_shared((self._lower, self._upper, self._top), kind)
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
@@ -60,6 +62,12 @@ class Split:
         other.__dict__.update(self.__dict__)
         other._place(cut, head)
         return other
+
+    def at(self, cut: int) -> "Split":
+        """The same model and head at another cut, made once."""
+        if cut not in self._others:
+            self._others[cut] = self.with_cut(cut, self.head)
+        return self._others[cut]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)
@@ -71,15 +79,15 @@ class Split:
 
     def lower(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
         """From the input to the cut, at the client; also the new buffers."""
-        return self._lower(part, x, _seed(self._lower, key, "lower"))
+        return self._lower(part, x, key)
 
     def upper(self, part: Values, z: Any, key: int | None = None) -> tuple[Any, Tensors]:
         """From the cut to the output, or to the head of a U-shape, at the server; also the new buffers."""
-        return self._upper(part, z, _seed(self._upper, key, "upper"))
+        return self._upper(part, z, key)
 
     def top(self, part: Values, h: Any, key: int | None = None) -> tuple[Any, Tensors]:
         """From the head to the output, at the client; the input itself where there is no head."""
-        return self._top(part, h, _seed(self._top, key, "top"))
+        return self._top(part, h, key)
 
     def whole(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
         """From the input to the output, as lower, upper and top with the same key; also the new buffers."""
@@ -87,6 +95,17 @@ class Split:
         h, between = self.upper(part, z, key)
         out, above = self.top(part, h, key)
         return out, {**below, **between, **above}
+
+    @cached_property
+    def unit_params(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the trained parameters of each unit; a tied one counts where it comes first."""
+        seen: set[str] = set()
+        found = []
+        for i in range(self.num_units):
+            own = tuple(name for name in self._body.segment(i, i + 1).params if name not in seen)
+            seen.update(own)
+            found.append(own)
+        return tuple(found)
 
     @torch.no_grad()
     def predict(self, model: Values, x: Any) -> Any:
@@ -146,10 +165,6 @@ def _rebuilt(
     if hidden_draws:
         split._mark_hidden_draws()
     return split
-
-
-def _seed(segment: Segment, key: int | None, place: str) -> int | None:
-    return keys.fold(key, place) if segment.draws and key is not None else None
 
 
 def _held(segment: Segment) -> tuple[str, ...]:

@@ -1,0 +1,297 @@
+"""From the words of a command line to a plan: which device holds which layers, and how large its batches are."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from cutlayer import build, config, keys, registry
+from cutlayer.checks import check_positive
+from cutlayer.cli import costs, launch
+from cutlayer.config import Choice, Run
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.sources import load
+from cutlayer.errors import ConfigError, DataError, UnknownNameError
+from cutlayer.folder import Folder
+from cutlayer.planning.device_files import read
+from cutlayer.planning.devices import DEVICES, Devices
+from cutlayer.planning.probe import probe
+from cutlayer.planning.problem import Bound
+from cutlayer.planning.profile import profile
+from cutlayer.split import Split
+
+if TYPE_CHECKING:
+    from cutlayer.planning.planner import Planned
+
+Mode = Literal["joint", "paper"]
+MODES: dict[str, Mode] = {"joint": "joint", "paper": "paper"}
+USUAL_DEVICES = "table1"
+USUAL_LR = 5e-4
+PROBED = 32  # samples
+OPTIMISERS: dict[str, dict[str, Any]] = {  # by the names that size the optimiser's state
+    "sgd": {"name": "sgd"},
+    "momentum": {"name": "sgd", "momentum": 0.9},
+    "adam": {"name": "adam"},
+}
+DATA = {  # the data set whose samples have this shape, and so many classes
+    ((1, 8, 8), 10): "digits",
+    ((1, 28, 28), 10): "mnist",
+    ((3, 32, 32), 10): "cifar10",
+    ((3, 32, 32), 100): "cifar100",
+    ((3, 64, 64), 200): "tiny_imagenet",
+    ((3, 64, 64), 7): "ham10000",
+    ((80,), 80): "shakespeare",
+    ((1, 32, 32), 35): "speech_commands",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says; None is for what it leaves open."""
+
+    model: str | None
+    devices: str | None
+    clients: int | None
+    interval: int
+    lr: float | None
+    mode: str
+    target: float | None
+    samples: int | None
+    shape: str | None
+    classes: int | None
+    optimiser: str
+    data: str | None
+    run: Path | None
+    seed: int | None
+    settings: list[str]
+
+    def __post_init__(self) -> None:
+        if self.model is None and self.run is None:
+            raise ConfigError("there is no model to plan for; give --model, or --run with the folder of a run")
+        for option in ("lr", "target"):
+            if getattr(self, option) is not None:
+                check_positive(f"--{option}", getattr(self, option))
+        registry.find("mode", MODES, self.mode, "--mode")
+        registry.find("optimiser", OPTIMISERS, self.optimiser, "--optimiser")
+        if self.data is not None and self.run is not None:
+            raise ConfigError(
+                "--run brings its own estimates, so there is nothing to probe on --data; give one of them"
+            )
+        if (self.data is not None or self.run is not None) and (self.shape or self.classes):
+            raise ConfigError("the data tell the shape of a sample and the classes; leave out --input and --classes")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """A plan, with what it was made for and from."""
+
+    planned: "Planned"
+    run: Run  # with the same model and devices; its data are "" where none are known to fit
+    devices: Devices
+    units: tuple[str, ...]
+    estimated: str  # what the bound's constants were estimated from
+    samples: int | None  # of each device
+    mode: Mode
+
+    @property
+    def names(self) -> list[str]:
+        """What to call each device, those left out too."""
+        return [device.name or f"device {j}" for j, device in enumerate(self.devices.clients)]
+
+
+def answered(asked: Asked) -> Answer:
+    """Build the model, draw the devices, estimate the bound's constants, and plan."""
+    from cutlayer.planning.planner import plan  # here and not above: scipy is slow to load, other commands need none
+
+    folder = None if asked.run is None else _existing(asked.run)
+    run = _run(asked, folder)
+    real = asked.data is not None or folder is not None
+    data = load(run.data).train if real else _random(run, asked)
+    split = build.model_of(run, data)
+    batch = _batch(split, data, keys.fold(run.seed, "probe"), real)
+    split.rehearse(batch.x, batch.y, batch.num_classes)
+    table = profile(split, batch.x, costs.SLOTS[asked.optimiser])
+    choice = run.devices or Choice(USUAL_DEVICES)
+    devices = build.devices(choice, table, run.clients, keys.fold(run.seed, "devices"))
+    bound, estimated = _bound(asked, run, folder, split, batch)
+    samples = asked.samples or (max(int(run.subset * len(data)) // run.clients, 1) if real else None)
+    with _notes_untold():
+        planned = plan(
+            table,
+            devices,
+            replace(bound, target=asked.target),
+            interval=asked.interval,
+            samples=None if samples is None else [samples] * run.clients,
+            mode=MODES[asked.mode],
+        )
+    return Answer(
+        planned=planned,
+        run=replace(run, devices=choice),
+        devices=devices,
+        units=split.units,
+        estimated=estimated,
+        samples=samples,
+        mode=MODES[asked.mode],
+    )
+
+
+def write(answer: Answer, path: Path) -> None:
+    """The plan as a run in TOML: `cutlayer run` trains it."""
+    planned = answer.planned
+    if planned.excluded:
+        left_out = ", ".join(answer.names[j] for j in planned.excluded)
+        raise ConfigError(
+            f"{path} is not written: the plan leaves out {left_out}, but a run needs all of its devices; "
+            "give them more memory, or take them off the list and plan again"
+        )
+    if not answer.run.data:
+        raise ConfigError(
+            f"{path} is not written: no data set is known to have such samples; name one with --data, "
+            "or with --set data=NAME"
+        )
+    options = {
+        "interval": planned.problem.interval,
+        "mode": answer.mode,
+        "batches": planned.plan.batches,
+        "cuts": planned.plan.cuts,
+    }
+    deepest = max(planned.plan.cuts)  # where the run begins, so that no layer has to move
+    run = replace(answer.run, name=path.stem, cut=deepest, method=Choice("hasfl", options))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(config.dumps(run), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the plan could not be written to {path}: {error.strerror or error}; choose another --out"
+        ) from error
+
+
+def check_toml(path: Path) -> None:
+    """Refuse a name that `cutlayer run` would not take for a file, before any work is done."""
+    if path.suffix != ".toml":
+        raise ConfigError(f"cannot write a plan into {path}; use a name that ends in .toml")
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _run(asked: Asked, folder: Folder | None) -> Run:
+    """The run that is planned: its model, data and devices."""
+    changes: dict[str, Any] = {key: value for key in ("data", "seed") if (value := getattr(asked, key)) is not None}
+    if asked.model is not None:
+        changes["model"] = {"name": asked.model}
+    if asked.devices is not None:
+        changes["devices"] = _devices(asked.devices)
+    path = changes.get("devices", {}).get("path")
+    if asked.clients is not None or path is not None:
+        changes["clients"] = asked.clients or len(read(path))
+    if folder is None:
+        changes["optimiser"] = {**OPTIMISERS[asked.optimiser], "lr": asked.lr or USUAL_LR}
+    settings = launch.parsed(asked.settings)
+    base = Run(devices=Choice(USUAL_DEVICES)) if folder is None else folder.run()
+    run = config.changed(base, changes, "the command line")
+    run = config.changed(run, settings, "--set")
+    if folder is None and asked.data is None and "data" not in settings:
+        run = replace(run, data=DATA.get(_sample(run, asked), ""))
+    return run
+
+
+def _devices(word: str) -> dict[str, Any]:
+    """A scheme, or a file; where it may, the clock of a run then counts what the planner counts."""
+    schemes = [name for name in DEVICES if name != "file"]
+    if word in schemes:
+        return {"name": word, "model_sync": True}
+    if word == "sample" or Path(word).suffix or Path(word).is_file():
+        return {"name": "file", "path": word, "lanes": "shared", "model_sync": True}
+    raise UnknownNameError("devices", word, [*schemes, "sample", "FILE.csv", "FILE.json"], "--devices")
+
+
+def _existing(path: Path) -> Folder:
+    folder = Folder(path)
+    if not folder.config.exists():
+        raise DataError(f"there is no run in {path}; give the folder with its config.toml, such as runs/mine/seed-0")
+    return folder
+
+
+def _sample(run: Run, asked: Asked) -> tuple[tuple[int, ...], int]:
+    """The shape of one sample and the classes, as asked for or as they fit the model."""
+    shape = None if asked.shape is None else costs.parse_shape(asked.shape)
+    return costs.fitting(run.model.name, run.model.options, shape, asked.classes)
+
+
+def _random(run: Run, asked: Asked) -> Arrays:
+    """A batch of noise."""
+    shape, classes = _sample(run, asked)
+    random = keys.generator(run.seed, "random batch")
+    x = torch.from_numpy(random.standard_normal((PROBED, *shape), dtype=np.float32))
+    return Arrays(x=x, y=torch.from_numpy(random.integers(classes, size=PROBED)), num_classes=classes)
+
+
+# -- what is known of the loss ----------------------------------------------------------------------------------------
+
+
+def _batch(split: Split, data: Arrays, key: int, real: bool) -> Arrays:
+    """The samples to probe with; a model that reads characters gets random ones instead of noise."""
+    if real:
+        return data.take(keys.generator(key).permutation(len(data))[:PROBED])
+    embeddings = [m.num_embeddings for m in split.model.modules() if isinstance(m, nn.Embedding)]
+    if not embeddings or not isinstance(data.x, torch.Tensor):
+        return data
+    return replace(data, x=torch.from_numpy(keys.generator(key).integers(min(embeddings), size=data.x.shape)))
+
+
+def _bound(asked: Asked, run: Run, folder: Folder | None, split: Split, batch: Arrays) -> tuple[Bound, str]:
+    """The bound's constants, and where they come from."""
+    if folder is not None:
+        return _from_run(folder, asked.lr)
+    bound = probe(split, batch.x, batch.y, lr=asked.lr or USUAL_LR, key=keys.fold(run.seed, "probe"))
+    what = f"samples of {run.data}" if asked.data is not None else "random samples (name a data set with --data)"
+    return bound, f"one batch of {len(batch)} {what}, at the initial weights"
+
+
+class Recorded(msgspec.Struct):
+    """The bound's constants as a run records them."""
+
+    beta: float
+    lr: float
+    noise: list[float]
+    slope: list[float]
+    gap: float
+
+
+def _from_run(folder: Folder, lr: float | None) -> tuple[Bound, str]:
+    """What a run has recorded last."""
+    found = [record for record in folder.history() if "bound" in record]
+    if not found:
+        raise DataError(
+            f"{folder.metrics} has no estimates of the bound; the method hasfl records them where its batches or cuts "
+            "are planned in training; give such a run, or leave out --run to probe the model"
+        )
+    number = found[-1]["round"]
+    try:
+        known = msgspec.convert(found[-1]["bound"], Recorded)
+    except msgspec.ValidationError as error:
+        why = str(error).replace("`", "")
+        raise DataError(f"{folder.metrics}: the bound of round {number} is damaged: {why}; run it again") from None
+    bound = Bound(
+        beta=known.beta, lr=lr or known.lr, noise=np.array(known.noise), slope=np.array(known.slope), gap=known.gap
+    )
+    return bound, f"{folder.path}, round {number}"
+
+
+@contextmanager
+def _notes_untold() -> Iterator[None]:
+    """The planner logs its notes; here they are told with the plan."""
+    log, silent = logging.getLogger("cutlayer"), logging.NullHandler()
+    log.addHandler(silent)
+    try:
+        yield
+    finally:
+        log.removeHandler(silent)

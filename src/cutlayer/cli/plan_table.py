@@ -1,0 +1,211 @@
+"""A plan for people and for machines."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from cutlayer.cli.plan import Answer
+from cutlayer.cli.tables import NONE, plain_table
+from cutlayer.cli.text import human_seconds
+from cutlayer.planning.problem import Latency, Problem
+
+MOST_ROWS = 40  # devices that are shown
+LONG = 100 * 3600.0  # seconds, of which nobody counts the minutes
+MARK = "◀"  # the straggler
+LEGEND = f"compute, links: seconds of one mini-batch; limit: what keeps the batch from growing; {MARK}: straggler\n"
+BOUND = "to the target: by an upper bound, good to compare plans by, no forecast of how long training takes"
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """Everything about a plan as plain numbers; None for a time that never comes."""
+    planned, run = answer.planned, answer.run
+    bound = planned.problem.bound
+    return {
+        "model": run.model.name,
+        "options": dict(run.model.options),
+        "interval": planned.problem.interval,
+        "mode": answer.mode,
+        "samples": answer.samples,
+        "bound": {
+            "from": answer.estimated,
+            "beta": bound.beta,
+            "lr": bound.lr,
+            "gap": bound.gap,
+            "target": planned.problem.target,
+            "noise": bound.noise.tolist(),
+            "slope": bound.slope.tolist(),
+        },
+        "devices": [_device(answer, k) for k in range(len(planned.devices))],
+        "excluded": [{"device": j, "name": answer.names[j]} for j in planned.excluded],
+        "before": _worth(answer, planned.before, planned.latency_before, planned.straggler_before),
+        "plan": _worth(answer, planned.plan, planned.latency, planned.straggler),
+        "notes": [*planned.notes, *_reached(planned.problem)],
+    }
+
+
+def tables(found: Mapping[str, Any]) -> Group:
+    """A row for each device, what the plan is worth, and what it rests on."""
+    bound = found["bound"]
+    lines = [
+        BOUND,
+        f"target: mean squared gradient norm {bound['target']:.3g}, from a loss of {bound['gap']:.3g}, "
+        f"with lr {bound['lr']:g} and beta {bound['beta']:.3g}",
+        f"estimated from {bound['from']}",
+        *(f"left out: {device['name']}" for device in found["excluded"]),
+        *(f"note: {note}" for note in found["notes"]),
+    ]
+    above = [LEGEND, *_more(found["devices"])]
+    return Group(_devices(found), *map(Text, above), _comparison(found), *map(Text, lines))
+
+
+def _reached(problem: Problem) -> list[str]:
+    """A note where the bound cannot tell one number of mini-batches from another."""
+    norm = float(problem.bound.slope.sum())
+    if norm > problem.target:
+        return []
+    return [
+        f"the squared gradient norm is {norm:.3g} already, below the target {problem.target:.3g}: the number of "
+        "mini-batches means nothing; give a smaller --target, --lr or --interval"
+    ]
+
+
+def _device(answer: Answer, place: int) -> dict[str, Any]:
+    planned = answer.planned
+    number = planned.devices[place]
+    device = answer.devices.clients[number]
+    cut = planned.plan.cuts[place]
+    return {
+        "device": number,
+        "name": answer.names[number],
+        "tflops": device.flops / 1e12,
+        "mbit_per_s_up": device.up / 1e6,
+        "mbit_per_s_down": device.down / 1e6,
+        "memory_gb": None if math.isinf(device.memory) else device.memory / 8e9,
+        "cut": cut,
+        "unit": answer.units[cut - 1],
+        "batch": planned.plan.batches[place],
+        "seconds": _terms(planned.latency, place),
+        "limit": planned.bindings[place],
+        "before": {
+            "cut": planned.before.cuts[place],
+            "batch": planned.before.batches[place],
+            "seconds": _terms(planned.latency_before, place),
+        },
+    }
+
+
+def _terms(latency: Latency, place: int) -> dict[str, float]:
+    return {name: float(getattr(latency, name)[place]) for name in ("forward", "up", "down", "backward")}
+
+
+def _worth(answer: Answer, plan: Any, latency: Latency, straggler: int) -> dict[str, Any]:
+    problem = answer.planned.problem
+    return {
+        "seconds_per_mini_batch": problem.seconds_per_round(*plan),
+        "split": latency.split,
+        "server": latency.server_forward + latency.server_backward,
+        "aggregation": latency.aggregation,
+        "mini_batches": _finite(problem.rounds(*plan)),
+        "seconds": _finite(problem.seconds(*plan)),
+        "straggler": straggler,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _devices(found: Mapping[str, Any]) -> Table:
+    devices = found["devices"]
+    count = f"{len(devices)} device" + ("s" if len(devices) > 1 else "")
+    table = plain_table(f"{found['model']} on {count}, aggregated every {found['interval']} mini-batches")
+    table.add_column("device", no_wrap=True)
+    for head in ("TFLOPS", "up\nMbit/s", "cut"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("last unit", no_wrap=True)
+    for head in ("batch", "compute\ns", "links\ns"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    width = len(str(len(devices) - 1))
+    for device in devices[:MOST_ROWS]:
+        table.add_row(*_row(device, width), MARK if device["device"] == found["plan"]["straggler"] else "")
+    return table
+
+
+def _row(device: Mapping[str, Any], width: int) -> list[str]:
+    number, seconds = device["device"], device["seconds"]
+    name = "" if device["name"] == f"device {number}" else device["name"]
+    return [
+        f"{number:{width}} {name}".rstrip(),
+        f"{device['tflops']:.3g}",
+        f"{device['mbit_per_s_up']:.3g}",
+        str(device["cut"]),
+        device["unit"],
+        str(device["batch"]),
+        f"{seconds['forward'] + seconds['backward']:.3g}",
+        f"{seconds['up'] + seconds['down']:.3g}",
+        device["limit"],
+    ]
+
+
+def _more(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In few words, the devices that have no row."""
+    if len(devices) <= MOST_ROWS:
+        return []
+    cuts, batches, limits = ([device[key] for device in devices] for key in ("cut", "batch", "limit"))
+    counted = ", ".join(f"{limit} ({limits.count(limit)})" for limit in sorted(set(limits)))
+    return [
+        f"and {len(devices) - MOST_ROWS} more devices, which --json tells of. "
+        f"All of them: cut {_span(cuts)}, batch {_span(batches)}, limit {counted}\n"
+    ]
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _comparison(found: Mapping[str, Any]) -> Table:
+    names = {device["device"]: device["name"] for device in found["devices"]}
+    before, after = found["before"], found["plan"]
+    table = plain_table(_gain(before, after))
+    table.add_column("", no_wrap=True)
+    share = "aggregation\ns" if found["interval"] == 1 else f"1/{found['interval']} aggregation\ns"
+    for head in ("a mini-batch\ns", "split training\ns", share, "mini-batches\nto target", "time\nto target"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("straggler", no_wrap=True)
+    for name, worth in ((f"before: {_usual(found['devices'])}", before), ("the plan", after)):
+        table.add_row(
+            name,
+            f"{worth['seconds_per_mini_batch']:.4g}",
+            f"{worth['split']:.4g}",
+            f"{worth['aggregation'] / found['interval']:.3g}",
+            NONE if worth["mini_batches"] is None else f"{math.ceil(worth['mini_batches']):,}",
+            _duration(worth["seconds"]),
+            names[worth["straggler"]],
+        )
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    return human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h"
+
+
+def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What the plan is worth, in one line."""
+    if before["seconds"] is None or after["seconds"] is None:
+        return "before and after"
+    return f"{before['seconds'] / after['seconds']:.2f} times as fast to the target as before"
+
+
+def _usual(devices: Sequence[Mapping[str, Any]]) -> str:
+    """The plan of before: the same for everyone, unless memory forbids it."""
+    cuts, batches = ({device["before"][key] for device in devices} for key in ("cut", "batch"))
+    return f"cut {max(cuts)}, batch {max(batches)}" + ("" if len(cuts) == len(batches) == 1 else " at most")

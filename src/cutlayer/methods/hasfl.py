@@ -1,0 +1,270 @@
+"""HASFL (Lin et al. 2025, Algorithm 1): every device has its own cut and batch size. docs/methods/hasfl.md"""
+
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from cutlayer.checks import check
+from cutlayer.errors import ConfigError
+from cutlayer.kinds import MODEL, SETTINGS, SYNC
+from cutlayer.methods.base import final
+from cutlayer.optim import Transform
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.estimation import Parts, Watch
+from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
+from cutlayer.pieces.heard import heard, loss_of_finite, rescaled
+from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.observe import Estimates, Observer, renewed
+from cutlayer.pieces.recut import moved, of_model, regrown, sides
+from cutlayer.pieces.report import report
+from cutlayer.places import Clients, Step
+from cutlayer.planning.devices import Devices
+from cutlayer.planning.planner import Mode
+from cutlayer.planning.policy import Policy, RoundPlan
+from cutlayer.planning.problem import Bound, Costs
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Model, Part, State, Tensors
+from cutlayer.values import Held, PerClient
+
+PROBE_BATCH = 32  # samples of each client for the first estimates
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Hasfl:
+    """Layers above the deepest cut are one for all and move at every step; the rest is averaged every `interval`."""
+
+    model: Split  # its cut is everyone's where the plan is fixed, and that of the first estimates
+    client_opt: Transform  # of each device's own layers, on whichever side of its cut
+    server_opt: Transform  # of the common layers
+    policy: Policy  # each round's cuts and batch sizes
+    interval: int = 15  # I: mini-batches between aggregations, which is one round here
+    replan_every: int = 1  # rounds with the same plan
+    target: float | None = None  # epsilon of the convergence bound
+    exchange: Exchange = by_shape
+    client: SplitClient = field(init=False)
+    observer: Observer | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "replan_every"):
+            value = getattr(self, name)
+            check(type(value) is int and value > 0, name, value, "a whole number above 0")
+        refuse_joint_norm("HASFL", self.client_opt, self.server_opt)
+        if self.model.u_shaped and (self.policy.estimates or self.policy.cuts in ("random", "resources")):
+            raise ConfigError("hasfl plans one cut for each device, not a U-shape; give it fixed batches and cuts")
+        object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+        object.__setattr__(self, "observer", Observer(model=self.model) if self.policy.estimates else None)
+
+    @property
+    def fewest(self) -> int:
+        """Layers change servers when the deepest cut moves, and those of a single client would tell of it."""
+        cuts = self.policy.cuts
+        return 1 if cuts == "fixed" or (isinstance(cuts, tuple) and len(set(cuts)) == 1) else 2
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {"deepest": self.model.cut})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        estimates = state.memory.get("estimates")
+        if self.observer is not None and estimates is None:
+            estimates = self.first_estimates(state, clients, server, fed)
+        plan = self.plan(state, clients, server, estimates)
+        asked, clients = clients.ids, clients.only(tuple(plan.cuts))
+        state = self.recut(state, max(plan.cuts.values()), server, fed)
+        looks = (state.round + 1) % self.replan_every == 0
+        parts, new = self.train(state, plan, clients, server, fed, self.interval, looks)
+        models = clients.up(MODEL(parts.device.model))
+        forged = fed.each(Model.joined, models, server.send(MODEL, parts.between[models].model, fed))
+        if new is not None and estimates is not None:
+            estimates = server.do(renewed, estimates, new)
+        return State(
+            round=state.round + 1,
+            client=fed.mean(forged),  # (7)
+            server=parts.common,
+            memory={"deepest": parts.deepest, "estimates": estimates, "plan": _written(plan, asked)},
+            report=server.sum(server.each(report, parts.between.progress)),
+        )
+
+    def train(
+        self, state: State, plan: RoundPlan, clients: Clients, server: Server, fed: Fed, steps: int, looks: bool
+    ) -> tuple[Parts, Held | None]:
+        """So many mini-batches of everyone, and what both ends of them tell of the loss, if anyone looks."""
+        parts = self.hand_out(state, plan, clients, server, fed)
+        watch = self.watch(clients, plan, server, fed) if looks else None
+        begin = watch and watch.look(partial(self.gradients, server, parts), parts)
+        for step in clients.steps(barrier="step", sizes=plan.batches, count=steps):
+            gc, gm, gs = self.gradients(server, parts, step)
+            parts.between[step.active] = server.each(self.client_opt.step, parts.between, gm)  # (5)
+            parts.device[step.active] = step.active.do(self.client.update, parts.device, gc)  # (6)
+            ok = parts.between[step.active].progress.ok
+            mean = server.mean(server.each(heard, gs, ok))
+            mean = server.do(partial(rescaled, len(ok.ids)), mean, server.sum(ok))
+            parts = parts._replace(common=server.do(self.server_opt.step, parts.common, mean))  # (4)
+        end = watch and watch.look(partial(self.gradients, server, parts), parts)
+        device, between = clients.together(parts.device, parts.between, *(end or ()))[:2]
+        new = watch.estimate(begin, end) if watch and begin and end else None
+        return parts._replace(device=device, between=between), new
+
+    def hand_out(self, state: State, plan: RoundPlan, clients: Clients, server: Server, fed: Fed) -> Parts:
+        """Each device gets the layers up to its cut; the server, for each device, those from there to the deepest."""
+        cuts = {j: plan.cuts[j] for j in clients.ids}
+        deepest = state.memory["deepest"]
+        names = {k: sides(self.model.at(k))[0] for k in {*cuts.values(), deepest}}
+        below = {k: fed.do(partial(of_model, names[k]), state.client) for k in names}
+        between = {k: fed.do(partial(of_model, names[deepest] - names[k]), state.client) for k in names}
+        nothing = server.hold(Model({}, {}, {}))
+        own = clients.down(MODEL, fed.rows({j: below[k] for j, k in cuts.items()}))
+        rest = server.rows(
+            {j: nothing if k == deepest else fed.send(SYNC, between[k], server) for j, k in cuts.items()}
+        )
+        device, kept = clients.together(
+            clients.do(self.client.begin, own, clients.down(SETTINGS, state.round)),
+            server.each(self.client_opt.begin, rest, state.round),
+        )
+        cut_there = server.rows({j: server.hold(k) for j, k in cuts.items()})
+        common = server.do(self.server_opt.resume, state.server, state.round)
+        return Parts(device, kept, common, clients.down(SETTINGS, cut_there), cut_there, deepest)
+
+    def gradients(self, server: Server, parts: Parts, step: Step) -> tuple[PerClient, PerClient, PerClient]:
+        """Of each device's batch mean: for its own layers, for those at the server, and for the common ones."""
+        crossing = self.exchange(self.client, step, server, parts.device, parts.cut)
+        lift = partial(self.through_between, parts.deepest)
+        h, pull_between = server.vjp(lift, parts.between, crossing.z, step.key, parts.cut_there)
+        above = self.model.at(parts.deepest).upper
+        out, pull_common = server.vjp(above, server.copies(parts.common, step.active), h, step.key)
+        loss, gradient = crossing.loss(out)
+        gs = server.each(with_loss, server.each(pull_common, gradient), loss)
+        gm = server.each(with_loss, server.each(pull_between, gs.cut), server.each(loss_of_finite, gs))
+        return crossing.back(gm.cut), gm, gs
+
+    def through_between(self, deepest: int, part: Part, z: Tensor, key: int | None, cut: int) -> tuple[Tensor, Tensors]:
+        """From a device's cut to the deepest one."""
+        return _between(self.model, cut, deepest).upper(part, z, key)
+
+    def recut(self, state: State, deepest: int, server: Server, fed: Fed) -> State:
+        """The layers between the old and the new deepest cut change servers, as aggregates."""
+        before = state.memory["deepest"]
+        if deepest == before:
+            return state
+        (fed_has, server_has), (fed_needs, server_needs) = sides(self.model.at(before)), sides(self.model.at(deepest))
+        common = server.do(_model_of, state.server)
+        lower = moved(state.client, common, fed, server, fed_has, fed_needs, of_model)
+        upper = moved(common, state.client, server, fed, server_has, server_needs, of_model)
+        part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
+        return state._replace(client=lower, server=part, memory={**state.memory, "deepest": deepest})
+
+    # -- who computes what --------------------------------------------------------------------------------------
+
+    def plan(self, state: State, clients: Clients, server: Server, estimates: Held | None) -> RoundPlan:
+        """This round's cuts and batch sizes: the last round's, or what the policy makes of what is known by now."""
+        last = _read(state.memory.get("plan"))
+        if last is not None and state.round % self.replan_every and state.memory["plan"]["asked"] == clients.ids:
+            return last
+        known = None if estimates is None else self.bound(server.look(estimates), state.round)
+        return self.policy(
+            clients.ids,
+            batch=clients.batch,
+            cut=self.model.cut,
+            samples={j: int(n) for j, n in clients.weights.items()},
+            key=clients.key,
+            bound=known,
+            previous=last,
+        )
+
+    def bound(self, estimates: Estimates, round: int) -> Bound:
+        beta, noise, slope, gap = (a.double().cpu().numpy() for a in estimates)
+        lr = self.client_opt.lr(round)
+        return Bound(beta=float(beta), lr=lr, noise=noise, slope=slope, gap=float(gap), target=self.target)
+
+    def first_estimates(self, state: State, clients: Clients, server: Server, fed: Fed) -> Held:
+        """From one step at the model's own cut that nobody keeps."""
+        sizes = {j: min(PROBE_BATCH, int(n)) for j, n in clients.weights.items()}
+        plan = RoundPlan(sizes, dict.fromkeys(clients.ids, self.model.cut))
+        _, estimates = self.train(state, plan, clients, server, fed, steps=1, looks=True)
+        if estimates is None:
+            raise ConfigError("hasfl estimates its plan from two clients with two samples at least; use more clients")
+        return estimates
+
+    def watch(self, clients: Clients, plan: RoundPlan, server: Server, fed: Fed) -> Watch | None:
+        """Clients whose batch has two halves; a single one would tell of itself, so nobody looks then."""
+        able = tuple(j for j in clients.ids if plan.batches[j] > 1)
+        if self.observer is None or len(able) < 2:
+            return None
+        return Watch(self.observer, clients.only(able), plan.batches, server, fed)
+
+    def told(self, state: State) -> dict[str, Any]:
+        """What a run's metrics tell of the last round."""
+        plan = state.memory["plan"]
+        found: dict[str, Any] = {"plan": {name: plan[name] for name in ("batches", "cuts", "notes")}}
+        if state.memory["estimates"] is not None:
+            bound = self.bound(state.memory["estimates"].tree, state.round - 1)
+            arrays = {"noise": bound.noise.tolist(), "slope": bound.slope.tolist()}
+            found["bound"] = {"beta": bound.beta, "lr": bound.lr, **arrays, "gap": bound.gap}
+        return found
+
+
+@cache
+def _between(split: Split, cut: int, deepest: int) -> Split:
+    return split.with_cut(cut, deepest)
+
+
+def _model_of(part: Part) -> Model:
+    return part.model
+
+
+def _written(plan: RoundPlan, asked: tuple[int, ...]) -> dict[str, Any]:
+    """A plan as a checkpoint and a metrics file can hold it, and whom it was made for: some may be left out."""
+    batches, cuts = ({str(j): value for j, value in values.items()} for values in (plan.batches, plan.cuts))
+    return {"batches": batches, "cuts": cuts, "notes": plan.notes, "asked": asked}
+
+
+def _read(plan: dict[str, Any] | None) -> RoundPlan | None:
+    if plan is None:
+        return None
+    batches, cuts = ({int(j): value for j, value in plan[name].items()} for name in ("batches", "cuts"))
+    return RoundPlan(batches, cuts, tuple(plan["notes"]))
+
+
+def hasfl(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    interval: int = 15,
+    batches: Literal["planned", "random", "fixed"] | tuple[int, ...] = "planned",
+    cuts: Literal["planned", "random", "resources", "fixed"] | tuple[int, ...] = "planned",
+    mode: Mode = "joint",
+    least_batch: int = 1,
+    random_batch: tuple[int, int] = (1, 64),
+    replan_every: int = 1,
+    target: float | None = None,
+    devices: Devices | None = None,
+    costs: Costs | None = None,
+) -> Hasfl:
+    """HASFL; with random, fixed or resource-aware batches and cuts instead of planned ones, its baselines.
+
+    `devices` and `costs` come from the run.
+    """
+    policy = Policy(
+        batches=batches,
+        cuts=cuts,
+        mode=mode,
+        interval=interval,
+        least_batch=least_batch,
+        random_batch=random_batch,
+        devices=devices,
+        costs=costs,
+    )
+    return Hasfl(
+        model=model,
+        client_opt=client_opt,
+        server_opt=server_opt,
+        policy=policy,
+        interval=interval,
+        replan_every=replan_every,
+        target=target,
+    )

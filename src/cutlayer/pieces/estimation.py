@@ -1,0 +1,78 @@
+"""How HASFL's places look at the loss together: at both ends of a round, on the same batch in two halves."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cutlayer.kinds import STATISTICS, SYNC
+from cutlayer.pieces.observe import Observer, both, estimated, with_beta
+from cutlayer.places import Clients, Step
+from cutlayer.servers import Fed, Server
+from cutlayer.values import Held, PerClient
+
+Gradients = Callable[[Step], tuple[PerClient, PerClient, PerClient]]
+
+
+class Parts(NamedTuple):
+    """The model as it is held during a round, and each device's cut where it is needed."""
+
+    device: PerClient  # W_c,i: the layers up to the device's own cut
+    between: PerClient  # h_m,i: from there to the deepest cut of all, at the server
+    common: Held  # h_s: above the deepest cut
+    cut: PerClient  # told to the devices
+    cut_there: PerClient  # the same at the server
+    deepest: int
+
+
+class Looks(NamedTuple):
+    """What each part saw at one end of a round."""
+
+    device: PerClient
+    between: PerClient
+    common: PerClient
+    loss: PerClient
+
+
+class Watch(NamedTuple):
+    """The clients that look, and where what they see goes."""
+
+    observer: Observer
+    clients: Clients
+    sizes: Mapping[int, int]  # of their batches
+    server: Server
+    fed: Fed
+
+    def look(self, gradients: Gradients, parts: Parts) -> Looks:
+        """Gradients of the first batch of the round, half by half, at the weights as they are now."""
+        watch, clients, server = self.observer, self.clients, self.server
+        step = next(clients.steps(sizes=self.sizes, count=1))
+        halves = (watch.first_half, watch.first_labels), (watch.second_half, watch.second_labels)
+        (c1, m1, s1), (c2, m2, s2) = (
+            gradients(replace(step, x=clients.do(inputs, step.x), y=clients.do(labels, step.y)))
+            for inputs, labels in halves
+        )
+        return Looks(
+            device=clients.do(watch.look, parts.device, c1, c2),
+            between=server.each(watch.look, parts.between, m1, m2),
+            common=server.each(watch.look, parts.common, s1, s2),
+            loss=server.each(_middle, s1.loss, s2.loss),
+        )
+
+    def estimate(self, begin: Looks, end: Looks) -> Held:
+        """The clients' and the server's shares meet at the fed server; only means over the clients go back."""
+        compare, clients, server, fed = self.observer.compare, self.clients, self.server, self.fed
+        below = clients.up(STATISTICS(clients.do(compare, begin.device, end.device)))
+        between = server.each(compare, begin.between, end.between)
+        above = server.each(both, between, server.each(compare, begin.common, end.common))
+        above, loss = server.send(STATISTICS, above, fed), server.send(STATISTICS, begin.loss, fed)
+        size = fed.rows({j: fed.hold(self.sizes[j] // 2 * 2) for j in clients.ids})
+        rows = fed.each(estimated, below, above, size, loss)
+        mean = fed.do(with_beta, fed.mean(rows), fed.mean(rows.beta, clients.weights))
+        told: Held = fed.send(SYNC, mean, server)
+        return told
+
+
+def _middle(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b) / 2

@@ -1,0 +1,30 @@
+"""A mean over clients that a client with values that are not finite does not spoil."""
+
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.rules import squared_norm
+from cutlayer.state import Grads
+
+
+def heard(grads: Grads, ok: Tensor) -> Grads:
+    """One client's share of the mean: nothing once it has stopped. The gradient at the cut is no part of it."""
+    return tree.map(lambda a: torch.where(ok, a, torch.zeros_like(a)), grads._replace(cut=None))  # type: ignore[no-any-return]
+
+
+def loss_of_finite(grads: Grads) -> Tensor:
+    """The loss; not a number where a gradient is none, so that the client stops wherever it holds no parameters."""
+    assert grads.loss is not None
+    if not grads.params:
+        return grads.loss
+    return torch.where(squared_norm(grads.params).isfinite(), grads.loss, torch.nan)
+
+
+def rescaled(num: int, mean: Grads, num_ok: Tensor) -> Grads:
+    """The mean over `num` clients as one over those that count; not a number where there are none, so nothing moves."""
+
+    def scaled(a: Tensor) -> Tensor:
+        return a * (num / num_ok).to(a.dtype) if a.is_floating_point() else a
+
+    return tree.map(scaled, mean)  # type: ignore[no-any-return]

@@ -1,0 +1,128 @@
+"""What the places can see of the loss while they train: HASFL's running estimates of beta, sigma_j^2 and G_j^2.
+
+The same mini-batch, in two halves, is differentiated at the weights of the round's beginning and at those of its end.
+The halves tell the noise of a gradient, the two ends how fast it changes. Each place compares what it holds of them;
+the clients' shares and the training server's meet at the fed server, and only the means over the clients go back.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.kinds import LABELS, STATISTICS
+from cutlayer.planning.estimate import smoothed, smoothness, unit_norms
+from cutlayer.program import at_client
+from cutlayer.split import Split
+from cutlayer.state import Grads, Part, Tensors
+from cutlayer.tree import Tree
+
+KEPT_BETA, KEPT = 0.5, 0.9  # of the old estimate when a new one comes
+
+
+class Look(NamedTuple):
+    """A part at one end of a round, with what a mini-batch in two halves tells there."""
+
+    params: Tensors
+    gradient: Tensors  # mean of the two halves'
+    apart: Tensor  # of each unit: squared distance between the gradients of the two halves
+    slope: Tensor  # of each unit: squared norm of the gradient
+
+
+class Seen(NamedTuple):
+    """One part's share of what a client saw; the shares of all its parts add up."""
+
+    apart: Tensor
+    slope: Tensor
+    change2: Tensor  # squared change of the gradient from the beginning of the round to its end
+    distance2: Tensor  # squared change of the weights
+
+
+class Estimates(NamedTuple):
+    """Of one client, or their means."""
+
+    beta: Tensor
+    noise: Tensor  # sigma_j^2 of each unit
+    slope: Tensor  # G_j^2 of each unit
+    gap: Tensor  # the loss when the round began
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """What a client can be asked to look at; a server does the same for its own parts."""
+
+    model: Split
+
+    @at_client()
+    def first_half(self, x: Tree) -> Tree:
+        return tree.map(_first, x)
+
+    @at_client()
+    def second_half(self, x: Tree) -> Tree:
+        return tree.map(_second, x)
+
+    @at_client(gives=LABELS)
+    def first_labels(self, y: Tensor) -> Tensor:
+        return _first(y)
+
+    @at_client(gives=LABELS)
+    def second_labels(self, y: Tensor) -> Tensor:
+        return _second(y)
+
+    @at_client()
+    def look(self, part: Part, first: Grads, second: Grads) -> Look:
+        g1, g2 = first.params, second.params
+        mean = {name: (value + g2[name]) / 2 for name, value in g1.items()}
+        apart, slope = self._norms(_minus(g1, g2), first.loss), self._norms(mean, first.loss)
+        return Look(part.params, mean, apart=apart, slope=slope)
+
+    @at_client(gives=STATISTICS)
+    def compare(self, begin: Look, end: Look) -> Seen:
+        """Both ends of a round: the distance of the halves and the slope are the means of the two."""
+        return Seen(
+            apart=(begin.apart + end.apart) / 2,
+            slope=(begin.slope + end.slope) / 2,
+            change2=self._norms(_minus(end.gradient, begin.gradient), begin.slope).sum(),
+            distance2=self._norms(_minus(end.params, begin.params), begin.slope).sum(),
+        )
+
+    def _norms(self, tensors: Tensors, like: Tensor | None) -> Tensor:
+        """Squared norm of each unit; of a part without parameters, zeros of this one's type and device."""
+        units = self.model.unit_params
+        return unit_norms(units, tensors) if tensors or like is None else like.new_zeros(len(units))
+
+
+def both(a: Seen, b: Seen) -> Seen:
+    return Seen(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def estimated(below: Seen, above: Seen, size: int, loss: Tensor) -> Estimates:
+    """One client's estimates, from a batch of this size: E||g' - g''||^2 = 4 sigma^2 / b."""
+    seen = both(below, above)
+    return Estimates(smoothness(seen.change2, seen.distance2), size / 4 * seen.apart, seen.slope, loss)
+
+
+def with_beta(estimates: Estimates, beta: Tensor) -> Estimates:
+    return estimates._replace(beta=beta)
+
+
+def renewed(old: Estimates, new: Estimates) -> Estimates:
+    return Estimates(
+        beta=smoothed(old.beta, new.beta, KEPT_BETA),
+        noise=smoothed(old.noise, new.noise, KEPT),
+        slope=smoothed(old.slope, new.slope, KEPT),
+        gap=smoothed(old.gap, new.gap, 0.0),
+    )
+
+
+def _first(a: Tensor) -> Tensor:
+    return a[: len(a) // 2]
+
+
+def _second(a: Tensor) -> Tensor:
+    return a[len(a) // 2 : len(a) // 2 * 2]
+
+
+def _minus(a: Tensors, b: Tensors) -> Tensors:
+    return {name: value - b[name] for name, value in a.items()}

@@ -1,0 +1,51 @@
+"""Layers that change servers when the cut moves: as aggregates, never a single client's."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from cutlayer.kinds import SYNC
+from cutlayer.optim import Transform
+from cutlayer.servers import Keeper
+from cutlayer.split import Split
+from cutlayer.state import Model, Part, Tensors
+from cutlayer.values import Held
+
+Pick = Callable[..., Model | Tensors]
+
+
+@cache
+def sides(split: Split) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the values on both sides of the cut."""
+    lower, upper = ({k for values in model for k in values} for model in split.initial())
+    return frozenset(lower), frozenset(upper)
+
+
+def moved(
+    own: Held, other: Held, here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick
+) -> Held:
+    """What this keeper needs, of what it has and of what the other one sends."""
+    if needs <= has:
+        kept: Held = here.do(partial(pick, needs), own)
+        return kept
+    sent = there.send(SYNC, there.do(partial(pick, needs - has), other), here)
+    joined: Held = here.do(partial(pick, needs), own, sent)
+    return joined
+
+
+def regrown(opt: Transform, part: Part, model: Model, round: int) -> Part:
+    """The part with these values; moments of those that it had are kept, of new ones fresh."""
+    fresh = opt.begin(model, round)
+    moments = {
+        kind: {name: part.moments[kind].get(name, value) for name, value in values.items()}
+        for kind, values in fresh.moments.items()
+    }
+    return fresh._replace(moments=moments, count=part.count)
+
+
+def of_model(names: frozenset[str], *models: Model) -> Model:
+    """The values of these names from all of the models."""
+    return Model(*(of_tensors(names, *some) for some in zip(*models, strict=True)))
+
+
+def of_tensors(names: frozenset[str], *some: Tensors) -> Tensors:
+    return {k: v for tensors in some for k, v in tensors.items() if k in names}

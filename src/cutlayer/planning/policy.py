@@ -1,0 +1,298 @@
+"""How a round's batch sizes and cuts are found (HASFL, section VII): planned, at random, by resources, or fixed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from cutlayer import keys
+from cutlayer.checks import check
+from cutlayer.errors import ConfigError, InfeasibleError, UnknownNameError
+from cutlayer.planning import batch_sizes, cut_layers, planner
+from cutlayer.planning.devices import Devices
+from cutlayer.planning.planner import MODES, Mode
+from cutlayer.planning.problem import Bound, Costs, Fleet, Ints, Problem
+from cutlayer.planning.tables import table
+
+BatchRule = Literal["planned", "random", "fixed"]
+CutRule = Literal["planned", "random", "resources", "fixed"]
+Ids = tuple[int, ...]
+ByClient = dict[int, int]
+Room = Callable[[int, int], int]
+
+# The paper's five: how the batch sizes are found, and how the cuts.
+BASELINES: dict[str, tuple[BatchRule, CutRule]] = {
+    "hasfl": ("planned", "planned"),
+    "rbs_hams": ("random", "planned"),
+    "habs_rms": ("planned", "random"),
+    "rbs_rms": ("random", "random"),
+    "rbs_rhams": ("random", "resources"),
+}
+
+
+class Given(NamedTuple):
+    """What one client is told."""
+
+    batch: int
+    cut: int
+
+
+class RoundPlan(NamedTuple):
+    """The batch size and the cut of every client that takes part, and what stood in the way."""
+
+    batches: ByClient
+    cuts: ByClient
+    notes: tuple[str, ...] = ()  # each a name such as infeasible_memory, then what happened
+
+    def given(self, client: int) -> Given:
+        return Given(self.batches[client], self.cuts[client])
+
+
+class _Round(NamedTuple):
+    """What is known when a round is planned."""
+
+    ids: Ids
+    batch: int
+    cut: int
+    samples: Mapping[int, int]
+    key: int
+    bound: Bound | None
+    previous: RoundPlan | None
+    room: Room  # the largest batch of a client at a cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Makes the plan of a round, by a rule for the batch sizes and one for the cuts; or a tuple, by client number."""
+
+    batches: BatchRule | tuple[int, ...] = "planned"
+    cuts: CutRule | tuple[int, ...] = "planned"
+    mode: Mode = "joint"  # of the planner, where it finds both
+    interval: int = 15  # mini-batches between aggregations
+    least_batch: int = 1  # no planned batch is smaller
+    random_batch: tuple[int, int] = (1, 64)  # from, to
+    devices: Devices | None = None  # where given, no batch is larger than what their memory holds
+    costs: Costs | None = None  # of the model's layers
+
+    def __post_init__(self) -> None:
+        _check_rule("batches", self.batches, get_args(BatchRule))
+        _check_rule("cuts", self.cuts, get_args(CutRule))
+        check(self.mode in MODES, "mode", self.mode, " or ".join(map(repr, MODES)))
+        for name in ("interval", "least_batch"):
+            check(_is_count(getattr(self, name)), name, getattr(self, name), "a whole number from 1 up")
+        limits = self.random_batch
+        ordered = len(limits) == 2 and all(map(_is_count, limits)) and limits[0] <= limits[1]
+        check(ordered, "random_batch", limits, "two whole numbers from 1 up, the smaller one first")
+        self._check_needs()
+
+    def _check_needs(self) -> None:
+        for name, rule in (("batches", self.batches), ("cuts", self.cuts)):
+            if rule in ("planned", "resources") and self.devices is None:
+                raise ConfigError(f"{name} = {rule!r} needs devices: how fast each client is, and what it holds")
+        if self.costs is None and (self.devices is not None or self.cuts == "random"):
+            what = "a policy with devices" if self.devices is not None else "cuts = 'random'"
+            raise ConfigError(f"{what} needs costs: what each layer of the model takes; give Costs.of(profile)")
+        if self.cuts == "random" and self._num_layers < 2:
+            raise ConfigError("cuts = 'random' needs a model of 2 layers or more: one at the client, one at the server")
+        if self.batches == "planned" and self.cuts == "resources":
+            raise ConfigError(
+                "cuts = 'resources' are found for given batches, and batches = 'planned' for given cuts; take random "
+                "or fixed batches, or plan both"
+            )
+
+    @property
+    def estimates(self) -> bool:
+        """Whether it needs a bound, whose constants are estimated from gradients."""
+        return "planned" in (self.batches, self.cuts)
+
+    def __call__(
+        self,
+        ids: Ids,
+        *,
+        batch: int,
+        cut: int,
+        samples: Mapping[int, int],
+        key: int,
+        bound: Bound | None,
+        previous: RoundPlan | None,
+    ) -> RoundPlan:
+        """The plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
+        self._check_cut("cut", cut)
+        room = self._room(ids, samples)
+        everyone = _Round(ids, batch, cut, samples, key, bound, previous, room)
+        taking, notes = self._those_that_fit(everyone)
+        those = everyone._replace(ids=taking)
+        try:
+            found = self._found(those)
+        except InfeasibleError as error:
+            found = self._kept(those, error)
+        capped = {j: min(found.batches[j], room(j, found.cuts[j])) for j in taking}
+        return RoundPlan(capped, found.cuts, notes + found.notes)
+
+    def _found(self, now: _Round) -> RoundPlan:
+        ids = now.ids
+        if self.batches == "planned" and self.cuts == "planned":
+            planned = planner.solve(self._problem(now), mode=self.mode)
+            return RoundPlan(_by_client(ids, planned.plan.batches), _by_client(ids, planned.plan.cuts), planned.notes)
+        if self.batches == "planned":
+            cuts = self._given_cuts(now)
+            return RoundPlan(_by_client(ids, batch_sizes.joint(self._problem(now), _array(ids, cuts))), cuts)
+        batches = self._given_batches(now)
+        if self.cuts not in ("planned", "resources"):
+            return RoundPlan(batches, self._given_cuts(now))
+        fitting = _array(ids, {j: min(batches[j], now.room(j, 1)) for j in ids})
+        if self.cuts == "resources":
+            return RoundPlan(batches, _by_client(ids, by_resources(self._problem(now), fitting)))
+        before = None if (kept := _previous(now)) is None else _array(ids, kept.cuts)
+        return RoundPlan(batches, _by_client(ids, cut_layers.best(self._problem(now), fitting, before)))
+
+    def _kept(self, now: _Round, error: InfeasibleError) -> RoundPlan:
+        """What was to be planned is as before, or fixed; what is drawn at random is drawn all the same."""
+        kept, told = _previous(now), "the previous plan is kept"
+        if kept is None:
+            kept, told = self._fixed(now), f"batch size {now.batch} and cut {now.cut} are used as far as they fit"
+        return RoundPlan(
+            kept.batches if self.batches == "planned" else self._given_batches(now),
+            kept.cuts if self.cuts == "planned" else self._given_cuts(now),
+            (f"{error.why}: {told}, because {error}",),
+        )
+
+    def _fixed(self, now: _Round) -> RoundPlan:
+        """The same for everyone; a device that does not hold one sample there has fewer layers."""
+        cuts = {j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= 1) for j in now.ids}
+        return RoundPlan(dict.fromkeys(now.ids, now.batch), cuts)
+
+    # -- what depends on nobody else --------------------------------------------------------------------------------
+
+    def _given_batches(self, now: _Round) -> ByClient:
+        if self.batches == "random":
+            low, high = self.random_batch
+            return {j: int(keys.generator(now.key, "batch", j).integers(low, high + 1)) for j in now.ids}
+        return {j: _own("batches", self.batches, j, now.batch) for j in now.ids}
+
+    def _given_cuts(self, now: _Round) -> ByClient:
+        if self.cuts == "random":
+            return {j: self._random_cut(now, j) for j in now.ids}
+        return self._fixed_cuts(now)
+
+    def _random_cut(self, now: _Round, client: int) -> int:
+        """Drawn again until one sample fits."""
+        draw = keys.generator(now.key, "cut", client)
+        while True:
+            cut = int(draw.integers(1, self._num_layers))
+            if now.room(client, cut) >= 1:
+                return cut
+
+    def _fixed_cuts(self, now: _Round) -> ByClient:
+        cuts = {j: _own("cuts", self.cuts, j, now.cut) for j in now.ids}
+        for j, cut in cuts.items():
+            self._check_cut(f"the cut of client {j}", cut)
+        return cuts
+
+    def _check_cut(self, name: str, cut: int) -> None:
+        if self.costs is not None:
+            check(1 <= cut <= self._num_layers, name, cut, f"a number of layers from 1 to {self._num_layers}")
+
+    # -- what the devices allow -------------------------------------------------------------------------------------
+
+    @property
+    def _num_layers(self) -> int:
+        assert self.costs is not None  # as checked
+        return len(self.costs.forward)
+
+    def _room(self, ids: Ids, samples: Mapping[int, int]) -> Room:
+        """By a client's samples, and by the memory of its device."""
+        if self.devices is None:
+            return lambda client, cut: samples[client]
+        capacity = table(self._problem_of(ids, samples, _no_bound(self._num_layers))).capacity
+        rows = dict(zip(ids, np.floor(capacity).astype(np.int64).tolist(), strict=True))
+        return lambda client, cut: int(rows[client][cut - 1])
+
+    def _those_that_fit(self, now: _Round) -> tuple[Ids, tuple[str, ...]]:
+        """The clients that hold one sample at their cut, or at cut 1 where it is not fixed; a note on each other."""
+        free = self.cuts in ("planned", "random", "resources")
+        cuts = dict.fromkeys(now.ids, 1) if free else self._fixed_cuts(now)
+        fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= 1)
+        if not fits:
+            raise InfeasibleError(
+                "infeasible_memory",
+                "no client holds one sample and the layers of its cut; give the devices more memory, or a smaller cut",
+            )
+        notes = (
+            f"infeasible_memory: client {j} is left out, because it does not hold one sample and the layers of cut "
+            f"{cuts[j]}; give its device more memory{'' if cuts[j] == 1 else ', or a smaller cut'}"
+            for j in now.ids
+            if j not in fits
+        )
+        return fits, tuple(notes)
+
+    def _problem(self, now: _Round) -> Problem:
+        if now.bound is None and self.estimates:
+            raise ConfigError("a plan needs a bound: estimate one before the first round")
+        return self._problem_of(now.ids, now.samples, now.bound or _no_bound(self._num_layers))
+
+    def _problem_of(self, ids: Ids, samples: Mapping[int, int], bound: Bound) -> Problem:
+        assert self.costs is not None and self.devices is not None  # as checked
+        return Problem(
+            costs=self.costs,
+            fleet=Fleet.of(self.devices, ids),
+            bound=bound,
+            interval=self.interval,
+            samples=np.array([samples[j] for j in ids], dtype=np.int64),
+            least=self.least_batch,
+        )
+
+
+def by_resources(problem: Problem, batches: Ints) -> Ints:
+    """The cuts at which each device and its share of the server take the least time, whatever the others choose.
+
+    Convergence plays no part, so the bound is not looked at. Among cuts that take the same time, the first.
+    """
+    costs, fleet, one = problem.costs, problem.fleet, table(problem)
+    step = batches[:, None] * (one.there + one.back + problem.num_devices * one.server)
+    models = np.outer(1 / fleet.fed_up + 1 / fleet.fed_down, costs.model) / problem.interval
+    cuts: Ints = np.where(batches[:, None] <= one.capacity, step + models, np.inf).argmin(axis=1) + 1
+    return cuts
+
+
+def _no_bound(num_layers: int) -> Bound:
+    """For what depends on memory and time alone."""
+    none = np.zeros(num_layers)
+    return Bound(beta=0.0, lr=0.0, noise=none, slope=none, gap=0.0)
+
+
+def _previous(now: _Round) -> RoundPlan | None:
+    """The previous plan of these clients, if all of them had one."""
+    before = now.previous
+    if before is None or not all(j in before.cuts for j in now.ids):
+        return None
+    return RoundPlan({j: before.batches[j] for j in now.ids}, {j: before.cuts[j] for j in now.ids})
+
+
+def _own(name: str, rule: Any, client: int, default: int) -> int:
+    """A client's own number where the rule gives one, or the fixed one."""
+    if rule == "fixed":
+        return default
+    if client >= len(rule):
+        raise ConfigError(f"{name} has {len(rule)} numbers, but client {client} takes part; give one for each client")
+    return int(rule[client])
+
+
+def _by_client(ids: Ids, values: Sequence[int] | Ints) -> ByClient:
+    return {j: int(value) for j, value in zip(ids, values, strict=True)}
+
+
+def _array(ids: Ids, values: ByClient) -> Ints:
+    return np.array([values[j] for j in ids], dtype=np.int64)
+
+
+def _check_rule(name: str, rule: Any, known: tuple[str, ...]) -> None:
+    if isinstance(rule, str) and rule not in known:
+        raise UnknownNameError(f"rule for {name}", rule, known)
+    holds = isinstance(rule, str) or (isinstance(rule, tuple) and rule and all(map(_is_count, rule)))
+    check(bool(holds), name, rule, f"{', '.join(map(repr, known))}, or a tuple of whole numbers from 1 up")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
