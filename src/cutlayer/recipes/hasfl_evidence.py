@@ -12,7 +12,6 @@ from cutlayer.recipes.recipe import Recipe
 LR = 0.05
 ROUNDS = 80
 INTERVAL = 15
-REPLAN = 1  # rounds with the same plan
 TARGET = 0.80
 
 FASHION_MNIST = Run(
@@ -40,7 +39,7 @@ def hasfl_fashion_mnist() -> Recipe:
         f"{partition}-{devices}": policies(
             replace(FASHION_MNIST, partition=PARTITIONS[partition], devices=DEVICES[devices]),
             INTERVAL,
-            replan_every=REPLAN,
+            least_batch=1,
         )
         for partition, devices in product(PARTITIONS, DEVICES)
     }
@@ -50,8 +49,8 @@ def hasfl_fashion_mnist() -> Recipe:
         notes=(
             "The devices of table1 are those of the HASFL paper's Table I; those of strong are Table I's with 0.1 to 2 "
             "TFLOPS and 10 to 80 Mbit/s up. A network this small takes such devices no time to compute: links decide.",
-            f"A round is {INTERVAL} mini-batches of every device; cuts and batch sizes are found again every {REPLAN} "
-            "rounds, and drawn again as often where they are random. Plain SGD, one learning rate for all.",
+            f"A round is {INTERVAL} mini-batches of every device; cuts and batch sizes are found or drawn anew for each. "
+            "Plain SGD, one learning rate for all.",
         ),
         targets={f"{name}/{panel}": TARGET for panel in panels},
         race="time",
