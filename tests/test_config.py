@@ -29,7 +29,7 @@ REFUSED = {
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
     "cpu_threads, cut, data, device, devices, engine, eval_every, fresh, head, method, model, name, optimiser, "
     "partition, per_client, per_round, rounds, "
-    "seed, server_optimiser, subset, until_converged, validation, weights.",
+    "seed, server_optimiser, subset, until_accuracy, until_converged, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
     "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
@@ -192,6 +192,7 @@ runs = st.builds(
     batching=st.builds(Batching, size=counts, epochs=counts, steps=st.none() | counts, drop_last=st.booleans()),
     rounds=counts,
     until_converged=st.booleans(),
+    until_accuracy=st.none() | st.floats(0.01, 1),
     seed=st.integers(),
     device=words,
     cpu_threads=st.none() | st.integers(1, 4096),

@@ -79,6 +79,18 @@ def test_a_run_ends_where_its_convergence_shows(tmp_path: Path) -> None:
     assert folder.model.exists() and json.loads(folder.ledger.read_text())
 
 
+def test_a_run_ends_where_its_accuracy_is_high_enough(tmp_path: Path) -> None:
+    whole, short = Folder(tmp_path / "whole"), Folder(tmp_path / "short")
+    run = replace(STILL, optimiser=Choice("sgd", {"lr": 0.5}), subset=0.2, until_converged=False, rounds=6)
+    execute(run, whole)
+    goal = whole.history()[2]["test_accuracy"]
+    first = next(r["round"] for r in whole.history() if r["test_accuracy"] >= goal)
+    assert first > 1
+    execute(replace(run, until_accuracy=goal), short)
+    assert rounds_of(short) == list(range(1, first + 1)) and short.store.rounds()[-1] == first
+    assert whole.metrics.read_bytes().startswith(short.metrics.read_bytes())
+
+
 def test_by_default_all_rounds_are_trained(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run")
     execute(replace(STILL, until_converged=False), folder)
@@ -91,7 +103,7 @@ def test_a_converged_run_that_goes_on_is_done(tmp_path: Path, caplog: pytest.Log
     metrics = folder.metrics.read_bytes()
     with caplog.at_level(logging.INFO, "cutlayer"):
         execute(STILL, folder, resume=True)
-    assert f"{folder.path}: it has converged and is done already" in caplog.messages
+    assert f"{folder.path}: it has arrived and is done already" in caplog.messages
     assert folder.metrics.read_bytes() == metrics
 
 

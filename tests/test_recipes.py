@@ -419,7 +419,8 @@ def test_the_setting_of_hasfl() -> None:
     assert (run.data, run.clients, run.per_round, run.rounds) == ("cifar10", 20, None, 1000)
     assert run.model == Choice("vgg16", {"norm": "batch", "classifier": (512, 512)})
     assert run.optimiser == Choice("sgd", {"lr": 5e-4})
-    assert run.method == Choice("hasfl", {"interval": 15, "batches": "planned", "cuts": "planned"})
+    planned = {"interval": 15, "batches": "planned", "cuts": "planned", "least_batch": 8}
+    assert run.method == Choice("hasfl", planned)
     assert (run.partition, run.devices) == (Choice("iid"), Choice("table1"))
     for name in (name for name in SIZES if name.startswith("hasfl_fig")):
         for other in recipes.runs(name):

@@ -82,6 +82,7 @@ class Run:
     devices: Choice | None = None  # simulated devices; with them a run has a clock
     rounds: int = 20
     until_converged: bool = False  # end before them, once five evaluations gain next to nothing
+    until_accuracy: float | None = None  # end before them, once the test accuracy is this high
     seed: int = 0
     engine: str = "auto"
     chunk: int | None = None  # most clients that vmap stacks at a time
@@ -100,6 +101,8 @@ class Run:
             raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at most {MOST_THREADS}")
         if not 0 < self.subset <= 1:
             raise ConfigError(f"subset is {self.subset}; it must be a fraction above 0 and up to 1")
+        if self.until_accuracy is not None and not 0 < self.until_accuracy <= 1:
+            raise ConfigError(f"until_accuracy is {self.until_accuracy}; it must be a fraction above 0 and up to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
         path = PurePosixPath(self.name)

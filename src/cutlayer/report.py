@@ -34,6 +34,7 @@ INCIDENTAL = (
     "per_client",
     "checkpoint_every",
     "until_converged",
+    "until_accuracy",
 )
 
 

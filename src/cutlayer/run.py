@@ -28,7 +28,7 @@ from cutlayer.values import Held
 __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
-LENGTH = ("rounds", "until_converged")  # what may change when a run goes on
+LENGTH = ("rounds", "until_converged", "until_accuracy")  # what may change when a run goes on
 
 for _cls in (Held, Report, Estimates):
     register(_cls)
@@ -67,7 +67,7 @@ def _execute(
     if on_start is not None:
         on_start(training)
     if _ended(training, run):
-        done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has converged and is"
+        done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
         log.info("%s: %s done already", folder.path, done)
     while not _ended(training, run):
         record = _round(training, run, folder)
@@ -79,9 +79,9 @@ def _execute(
 
 def _ended(training: Training, run: Run) -> bool:
     """Whether no round is left; a function of the metrics file, so that it is the same for a run that goes on."""
-    return training.state.round == run.rounds or (
-        run.until_converged and converged(accuracies(training.history)) is not None
-    )
+    found = accuracies(training.history)
+    arrived = run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy
+    return training.state.round == run.rounds or arrived or (run.until_converged and converged(found) is not None)
 
 
 @contextmanager

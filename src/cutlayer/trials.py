@@ -217,7 +217,9 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 def _same_but_seed(a: Run, b: Run) -> bool:
     """The length of a run is left out: a run may be continued."""
-    one, other = (config.as_dict(replace(run, seed=0, rounds=1, until_converged=False)) for run in (a, b))
+    one, other = (
+        config.as_dict(replace(run, seed=0, rounds=1, until_converged=False, until_accuracy=None)) for run in (a, b)
+    )
     return one == other
 
 

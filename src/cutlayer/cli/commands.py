@@ -258,6 +258,9 @@ def plan(
         int | None,
         typer.Option(min=1, help="Samples at each device: no batch is larger; by default an even share of --data."),
     ] = None,
+    least_batch: Annotated[
+        int, typer.Option(min=1, help="No batch is smaller; give 2 or more to a model with BatchNorm.")
+    ] = 1,
     shape: InputShape = None,
     classes: Classes = None,
     optimiser: Annotated[str, typer.Option(help="sgd, momentum or adam: its state takes memory.")] = "sgd",
@@ -288,8 +291,8 @@ def plan(
         figures.check_format(figure)
     asked = planning.Asked(
         model=model, devices=devices, clients=clients, interval=interval, lr=lr, mode=mode, target=target,
-        samples=samples, shape=shape, classes=classes, optimiser=optimiser, data=data, run=run, seed=seed,
-        settings=settings or [],
+        samples=samples, least_batch=least_batch, shape=shape, classes=classes, optimiser=optimiser, data=data, run=run,
+        seed=seed, settings=settings or [],
     )  # fmt: skip
     show.plan(planning.answered(asked), out, figure, as_json)
 

@@ -64,6 +64,7 @@ class Asked:
     mode: str
     target: float | None
     samples: int | None
+    least_batch: int
     shape: str | None
     classes: int | None
     optimiser: str
@@ -129,6 +130,7 @@ def answered(asked: Asked) -> Answer:
             replace(bound, target=asked.target),
             interval=asked.interval,
             samples=None if samples is None else [samples] * run.clients,
+            least_batch=asked.least_batch,
             mode=MODES[asked.mode],
         )
     return Answer(
