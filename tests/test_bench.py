@@ -44,6 +44,15 @@ def test_memory_is_that_of_the_clients_in_a_round_not_of_all() -> None:
         assert row["ratio of peaks"] <= 1.2
 
 
+def test_plans_are_timed_with_their_cuts_proven_and_by_descent() -> None:
+    rows = quick_rows("plan.py")
+    assert [(row["memory"], row["devices"]) for row in rows] == [(m, n) for m in ("enough", "short") for n in (3, 4)]
+    for row in rows:
+        assert (row["layers"], row["bar, s"], row["met"]) == (16, None, None)
+        assert min(row["proven, s"], row["descent, s"]) > 0
+        assert row["gap of descent, %"] >= -1e-4  # descent is never better than what is proven
+
+
 def test_a_table_is_printed_as_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(BENCH)
     from tables import show

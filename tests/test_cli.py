@@ -262,12 +262,12 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
         (
             "cuts --method sfl_v1 --method fednag",
             "fednag trains the whole model at the client, so it has no cut to study; "
-            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi",
+            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi, hasfl",
         ),
         (
             "cuts --method sfl_v1 --set method=fedprox",
             "fedprox trains the whole model at the client, so it has no cut to study; "
-            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi",
+            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi, hasfl",
         ),
         ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
     ],

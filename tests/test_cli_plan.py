@@ -161,6 +161,19 @@ def test_real_data_tell_the_samples_and_the_estimates(told: Any) -> None:
     assert few["bound"]["target"] == 0.01
 
 
+def test_no_planned_batch_is_smaller_than_the_least(told: Any) -> None:
+    def batches(*words: str) -> list[int]:
+        return [device["batch"] for device in told(*PLAN, *words, "--json").json["devices"]]
+
+    assert batches() == batches("--least-batch", "1") and min(batches()) < 8
+    assert min(batches("--least-batch", "8", "--out", "mine.toml")) == 8
+    assert "least_batch" not in tomllib.loads(Path("mine.toml").read_text())["method"]  # nothing is planned there
+    assert mistake(told(*PLAN, "--samples", "7", "--least-batch", "8")) == (
+        "no device holds 8 samples and the first layer; give the devices more memory or samples, "
+        "or cut a smaller model"
+    )
+
+
 def test_a_run_tells_the_model_the_devices_and_the_estimates(told: Any) -> None:
     left("old", {"round": 1, "bound": bound(beta=9.0)}, {"round": 2, "bound": bound()}, {"round": 3})
     found = told("plan", "--run", "old", "--json").json

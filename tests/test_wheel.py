@@ -51,7 +51,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     info = f"cutlayer-{cutlayer.__version__}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"cutlayer", info}
-    assert {"cutlayer/py.typed", "cutlayer/data/digits.npz", f"{info}/licenses/LICENSE"} <= set(names)
+    samples = {"cutlayer/data/digits.npz", "cutlayer/planning/samples/devices.csv"}
+    assert {"cutlayer/py.typed", *samples, f"{info}/licenses/LICENSE"} <= set(names)
     code = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == code
 

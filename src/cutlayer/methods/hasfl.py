@@ -1,7 +1,7 @@
 """HASFL (Lin et al. 2025, Algorithm 1): every device has its own cut and batch size. docs/methods/hasfl.md"""
 
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -165,15 +165,9 @@ class Hasfl:
         if last is not None and state.round % self.replan_every and state.memory["plan"]["asked"] == clients.ids:
             return last
         known = None if estimates is None else self.bound(server.look(estimates), state.round)
-        return self.policy(
-            clients.ids,
-            batch=clients.batch,
-            cut=self.model.cut,
-            samples={j: int(n) for j, n in clients.weights.items()},
-            key=clients.key,
-            bound=known,
-            previous=last,
-        )
+        samples = tuple((j, int(n)) for j, n in clients.weights.items())
+        plan = _planned if last is not None else _first_planned
+        return plan(self.policy, clients.ids, clients.batch, self.model.cut, samples, clients.key, known, last)
 
     def bound(self, estimates: Estimates, round: int) -> Bound:
         beta, noise, slope, gap = (a.double().cpu().numpy() for a in estimates)
@@ -205,6 +199,22 @@ class Hasfl:
             arrays = {"noise": bound.noise.tolist(), "slope": bound.slope.tolist()}
             found["bound"] = {"beta": bound.beta, "lr": bound.lr, **arrays, "gap": bound.gap}
         return found
+
+
+def _planned(
+    policy: Policy,
+    ids: tuple[int, ...],
+    batch: int,
+    cut: int,
+    samples: tuple[tuple[int, int], ...],
+    key: int,
+    bound: Bound | None,
+    last: RoundPlan | None,
+) -> RoundPlan:
+    return policy(ids, batch=batch, cut=cut, samples=dict(samples), key=key, bound=bound, previous=last)
+
+
+_first_planned = lru_cache(maxsize=2)(_planned)  # the first round may be tried on several engines, and is planned once
 
 
 @cache

@@ -109,6 +109,15 @@ class Bound:
     gap: float  # vartheta: the loss above the best one
     target: float | None = None  # epsilon: mean squared gradient norm to reach; a rule of the problem by default
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bound) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[object, ...]:
+        return self.beta, self.lr, tuple(self.noise), tuple(self.slope), self.gap, self.target
+
     @property
     def valid(self) -> bool:
         """Whether the theorem holds at this learning rate."""

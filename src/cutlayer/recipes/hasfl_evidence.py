@@ -50,7 +50,7 @@ def hasfl_fashion_mnist() -> Recipe:
         notes=(
             "The devices of table1 are those of the HASFL paper's Table I; those of strong are Table I's with 0.1 to 2 "
             "TFLOPS and 10 to 80 Mbit/s up. A network this small takes such devices no time to compute: links decide.",
-            f"A round is {INTERVAL} mini-batches of every device, and has cuts and batch sizes of its own. Plain SGD, one "
+            f"A round is {INTERVAL} mini-batches of every device, with cuts and batch sizes of its own. Plain SGD, one "
             "learning rate for all. A run ends when it reaches the target.",
         ),
         targets={f"{name}/{panel}": TARGET for panel in panels},
