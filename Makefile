@@ -29,6 +29,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/speed.py
 	$(BIN)/python bench/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
+	$(BIN)/python bench/plan.py
 
 # The pinned versions first, then the package itself without looking for others.
 $(READY): requirements.txt pyproject.toml

@@ -52,6 +52,7 @@ FROZEN = {
         "--mode",
         "--target",
         "--samples",
+        "--least-batch",
         "--input",
         "--classes",
         "--optimiser",

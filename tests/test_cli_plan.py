@@ -169,8 +169,7 @@ def test_no_planned_batch_is_smaller_than_the_least(told: Any) -> None:
     assert min(batches("--least-batch", "8", "--out", "mine.toml")) == 8
     assert "least_batch" not in tomllib.loads(Path("mine.toml").read_text())["method"]  # nothing is planned there
     assert mistake(told(*PLAN, "--samples", "7", "--least-batch", "8")) == (
-        "no device holds 8 samples and the first layer; give the devices more memory or samples, "
-        "or cut a smaller model"
+        "no device holds 8 samples and the first layer; give the devices more memory or samples, or cut a smaller model"
     )
 
 

@@ -245,7 +245,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Draw a mini-batch of all devices before and after (.png, .pdf, .svg)."),
     ] = None,
-    interval: Annotated[int, typer.Option(min=1, help="Mini-batches between aggregations.")] = 15,
+    interval: Annotated[
+        int | None, typer.Option(min=1, help="Mini-batches between aggregations; the run's own, or 15.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default the run's, or 0.0005.")] = None,
     mode: Annotated[
         str, typer.Option(help="joint chooses batches and deadlines together, paper in turns as HASFL does.")

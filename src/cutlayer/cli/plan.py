@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["joint", "paper"]
 MODES: dict[str, Mode] = {"joint": "joint", "paper": "paper"}
+USUAL_INTERVAL = 15
 USUAL_DEVICES = "table1"
 USUAL_LR = 5e-4
 PROBED = 32  # samples
@@ -59,7 +60,7 @@ class Asked:
     model: str | None
     devices: str | None
     clients: int | None
-    interval: int
+    interval: int | None
     lr: float | None
     mode: str
     target: float | None
@@ -128,7 +129,7 @@ def answered(asked: Asked) -> Answer:
             table,
             devices,
             replace(bound, target=asked.target),
-            interval=asked.interval,
+            interval=asked.interval or run.method.options.get("interval", USUAL_INTERVAL),
             samples=None if samples is None else [samples] * run.clients,
             least_batch=asked.least_batch,
             mode=MODES[asked.mode],

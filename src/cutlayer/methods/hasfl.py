@@ -255,7 +255,7 @@ def hasfl(
     devices: Devices | None = None,
     costs: Costs | None = None,
 ) -> Hasfl:
-    """HASFL; with random, fixed or resource-aware batches and cuts instead of planned ones, its baselines.
+    """HASFL: every device has its own cut and batch size, planned for it; or, as in the baselines, random or fixed.
 
     `devices` and `costs` come from the run.
     """
