@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cutlayer import methods, optim
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
 from cutlayer.methods import Hasfl
 from cutlayer.planning.devices import Device, Devices
@@ -294,15 +295,37 @@ def test_a_plan_is_made_of_what_is_known_when_its_round_begins(engine: str) -> N
         known = Estimated(*(torch.tensor(told[name], dtype=torch.float64) for name in Estimated._fields))
 
 
-def test_a_client_that_is_not_finite_leaves_the_estimates_as_they_were() -> None:
+def spoilt(*clients: int) -> Arrays:
+    """Data of which these clients' samples are not finite."""
+    x = WORLD.data.x.clone()
+    for j in clients:
+        x[torch.from_numpy(WORLD.partition.clients[j])] = torch.nan
+    return Arrays(x=x, y=WORLD.data.y)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_is_not_finite_is_left_out_of_the_estimates(engine: str) -> None:
+    """They are those of the other two, as if it held no samples."""
+    method = hasfl(target=FAR)
+    sick = sim_of(method, engine=engine)
+    sick.data = spoilt(1)
+    first, _, third = WORLD.partition.clients
+    absent = WORLD._replace(partition=Partition((first, first[:0], third)))
+    found, expected = (method.told(s.round(s.start())) for s in (sick, sim_of(method, absent, engine=engine)))
+    assert found["plan"]["cuts"]["0"] == expected["plan"]["cuts"]["0"]
+    for name, value in expected["bound"].items():
+        assert found["bound"][name] == pytest.approx(value, rel=1e-9)
+
+
+def test_nobody_finite_leaves_the_estimates_as_they_were_or_nothing_to_plan_by() -> None:
     method = hasfl()
     sim = sim_of(method)
     first = sim.round(sim.start())
-    x = WORLD.data.x.clone()
-    x[torch.from_numpy(WORLD.partition.clients[1])] = torch.nan
-    sim.data = Arrays(x=x, y=WORLD.data.y)
+    sim.data = spoilt(0, 1, 2)
     second = sim.round(first)
     assert method.told(second)["bound"] == method.told(first)["bound"]
+    with pytest.raises(ConfigError, match=r"^no client's gradients are finite, so there is nothing to plan by"):
+        sim.round(sim.start())
 
 
 # -- what they cost ----------------------------------------------------------------------------------------------------
@@ -363,7 +386,7 @@ def seconds(batch: int, cut: int) -> Latency:
     table = costs()
     twice = {name: 2 * getattr(table, name) for name in ("up", "down", "model")}
     none = np.zeros(NUM_UNITS)
-    bound = Bound(beta=0.0, lr=0.0, noise=none, slope=none, gap=0.0)
+    bound = Bound(beta=1.0, lr=1.0, noise=none, slope=none, gap=1.0)
     problem = Problem(costs=replace(table, **twice), fleet=Fleet.of(EQUAL), bound=bound)
     return problem.latency((batch,) * 3, (cut,) * 3)
 
@@ -414,6 +437,4 @@ def test_estimates_need_two_clients() -> None:
     world = WORLD._replace(partition=clients_of((12,)))
     with pytest.raises(ConfigError) as caught:
         rounds_of(hasfl((1, 1, 1), "planned"), 1, world)
-    assert str(caught.value) == (
-        "hasfl estimates its plan from two clients with two samples at least; use more clients"
-    )
+    assert str(caught.value) == ("this method needs at least 2 clients a round, but per_round is 1")

@@ -60,7 +60,7 @@ def timed(method: Any, given: Devices, **options: Any) -> Simulation:
 def latency(given: Devices, batches: Sequence[int], cuts: Sequence[int]) -> Latency:
     table = Costs.of(profile(small(), (1, 8, 8)))
     none = np.zeros(4)
-    bound = Bound(beta=0.0, lr=0.0, noise=none, slope=none, gap=0.0)
+    bound = Bound(beta=1.0, lr=1.0, noise=none, slope=none, gap=1.0)
     return Problem(costs=table, fleet=Fleet.of(given), bound=bound).latency(batches, cuts)
 
 

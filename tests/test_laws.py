@@ -352,8 +352,8 @@ TOLD: dict[str, Callable[["Scene"], Any]] = {
     ),
 }
 ROWS = (
-    "single clients' values go from server to server only as model, whole models, or as statistics, and only to the "
-    "fed place; this goes to the {} as {}"
+    "single clients' values go from server to server only as model, whole models, or as statistics, lists of numbers, "
+    "and only to the fed place; this goes to the {} as {}"
 )
 ROWS_TOLD: dict[str, tuple[Callable[["Scene"], Any], str]] = {
     "single clients' rows": (lambda s: s.fed.send(SYNC, s.at_fed, s.server), ROWS.format("server", "sync")),
@@ -372,6 +372,10 @@ ROWS_TOLD: dict[str, tuple[Callable[["Scene"], Any], str]] = {
     ),
     "activations as statistics": (
         lambda s: s.server.send(STATISTICS, s.at_server, s.fed),
+        ROWS.format("fed", "statistics"),
+    ),
+    "what was made of activations as statistics": (
+        lambda s: s.server.send(STATISTICS, s.server.each(torch.neg, s.at_server), s.fed),
         ROWS.format("fed", "statistics"),
     ),
     "server-side parts with their momenta": (

@@ -103,7 +103,7 @@ def test_beta_is_the_curvature_of_a_quadratic(lr: float) -> None:
 
 def test_probe_of_a_flat_place_keeps_the_floor() -> None:
     bound = probe(line(weight=2.0), column(1, 1), column(2, 2), lr=0.1)
-    assert (bound.beta, bound.slope.tolist(), bound.noise.tolist(), bound.gap) == (1e-5, [0.0], [0.0], 0.0)
+    assert (bound.beta, bound.slope.tolist(), bound.noise.tolist(), bound.gap) == (1e-5, [0.0], [0.0], 1e-12)
 
 
 def test_probe_is_unbiased_on_a_quadratic() -> None:

@@ -272,10 +272,10 @@ def test_sfl_v1_is_fedavg_at_every_cut_of_a_model_with_dropout() -> None:
 def test_another_cut_is_made_once() -> None:
     model, x, _ = make("cnn batch")
     split = Split(model, 1, head=3)
-    assert split.at(1) is split
     other = split.at(2)
     assert split.at(2) is other
     assert (other.cut, other.head) == (2, 3)
+    assert (split.at(1, 2).cut, split.at(1, 2).head) == (1, 2)
     values = Model.joined(*split.initial())
     assert torch.equal(other.whole(values, x)[0], split.whole(values, x)[0])
     lower, upper = (list(half.params) for half in other.initial())

@@ -41,12 +41,12 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         test = test.of_groups(partition.names)  # the clients' own roles or speakers
     split = model_of(run, data)
     pool: Devices | None = None
-    costs: Profile | None = None
+    known: Profile | None = None
     if run.devices is not None:
-        costs = _costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
-        pool = devices(run.devices, costs, len(partition), keys.fold(run.seed, "devices"))
+        known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
+        pool = devices(run.devices, known, len(partition), keys.fold(run.seed, "devices"))
     simulation = Simulation(
-        method(run, split, pool, costs),
+        method(run, split, pool, known),
         data.to(run.device),
         partition,
         batching=run.batching,
@@ -82,16 +82,17 @@ def model_of(run: Run, data: Arrays) -> Split:
     return Split(net.to(run.device), run.cut, head=run.head)
 
 
-def _costs(run: Run, split: Split, few: Arrays) -> Profile:
+def costs(run: Run, split: Split, few: Arrays) -> Profile:
     """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
     split.rehearse(few.x, few.y, few.num_classes)
-    return profile(split, few.x, optimiser_slots=len(optim.build(run.optimiser.name, **run.optimiser.options).moments))
+    client_opt = optim.build(run.optimiser.name, **run.optimiser.options)
+    return profile(split, few.x, optimiser_slots=len(client_opt.moments))
 
 
-def devices(choice: Choice, costs: Profile, num_clients: int, key: int) -> Devices:
+def devices(choice: Choice, model: Profile, num_clients: int, key: int) -> Devices:
     """Simulated devices for a model of these costs."""
     scheme = registry.make("devices", DEVICES, choice.name, choice.options)
-    return scheme.draw(num_clients, costs.cumulative_forward_flops[-1], key)
+    return scheme.draw(num_clients, model.cumulative_forward_flops[-1], key)
 
 
 def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[float, ...]:

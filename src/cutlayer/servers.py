@@ -106,11 +106,16 @@ class Keeper:
             return
         for block in value.blocks:
             models = kind is MODEL and isinstance(block.tree, Model)
-            numbers = kind is STATISTICS and value.kind is None
+            numbers = (
+                kind is STATISTICS
+                and value.kind is None
+                and all(_is_number(a) for a in tree.leaves(block.row(block.ids[0])))
+            )
             if kind.home != to.place or not (models or numbers):
                 raise LawError(
                     f"single clients' values go from server to server only as {MODEL.name}, whole models, or as "
-                    f"{STATISTICS.name}, and only to the {MODEL.home} place; this goes to the {to.place} as {kind.name}"
+                    f"{STATISTICS.name}, lists of numbers, and only to the {MODEL.home} place; this goes to the "
+                    f"{to.place} as {kind.name}"
                 )
 
     def _one(self, value: Held | float) -> Any:
@@ -199,6 +204,11 @@ class Ids(NamedTuple):
     """Client numbers as a selection."""
 
     ids: tuple[int, ...]
+
+
+def _is_number(leaf: Any) -> bool:
+    """A number, or a list of them: no batch, no layer and no labels."""
+    return isinstance(leaf, float) or (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() < 2)
 
 
 def _ready(values: tuple[Any, ...]) -> list[float]:

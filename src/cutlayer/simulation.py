@@ -161,7 +161,7 @@ class Simulation:
         """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""
         rule = getattr(self.method, "sizes", None)  # of a method that regulates batch sizes
         sizes = rule(self.ids[-self.per_round :], self.batching.size) if callable(rule) else {}
-        num = min(2, self.batching.size, *sizes.values())
+        num = min(2, self.batching.size, getattr(self.method, "smallest_batch", 2), *sizes.values())
         few = self.data.take(self.partition.clients[self.ids[0]][:num])
         if self.augment is not None:
             if not isinstance(few.x, torch.Tensor) or few.x.dim() != 4:
@@ -191,7 +191,7 @@ def _check_partition(partition: Partition, num_samples: int) -> None:
 
 def _check_length(method: Method, batching: Batching) -> None:
     """A method that counts a round's mini-batches itself is not told another number."""
-    if hasattr(method, "interval") and (batching.steps is not None or batching.epochs != 1):
+    if getattr(method, "counts_steps", False) and (batching.steps is not None or batching.epochs != 1):
         given = "steps" if batching.steps is not None else "epochs"
         raise ConfigError(f"a round of this method is `interval` mini-batches; leave {given} out of the batching")
 

@@ -24,7 +24,6 @@ from cutlayer.planning.device_files import read
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
-from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 
 if TYPE_CHECKING:
@@ -117,9 +116,8 @@ def answered(asked: Asked) -> Answer:
     real = asked.data is not None or folder is not None
     data = load(run.data).train if real else _random(run, asked)
     split = build.model_of(run, data)
-    batch = _batch(split, data, keys.fold(run.seed, "probe"), real)
-    split.rehearse(batch.x, batch.y, batch.num_classes)
-    table = profile(split, batch.x, costs.SLOTS[asked.optimiser])
+    batch = _batch(split, data, keys.fold(run.seed, "probe"), real).to(run.device)
+    table = build.costs(run, split, batch)
     choice = run.devices or Choice(USUAL_DEVICES)
     devices = build.devices(choice, table, run.clients, keys.fold(run.seed, "devices"))
     bound, estimated = _bound(asked, run, folder, split, batch)

@@ -1,7 +1,7 @@
 """HASFL (Lin et al. 2025, Algorithm 1): every device has its own cut and batch size. docs/methods/hasfl.md"""
 
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -14,16 +14,16 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.estimation import Parts, Watch
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
-from cutlayer.pieces.heard import heard, loss_of_finite, rescaled
+from cutlayer.pieces.heard import all_finite, heard, loss_of_finite, rescaled
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.observe import Estimates, Observer, renewed
-from cutlayer.pieces.recut import moved, of_model, regrown, sides
+from cutlayer.pieces.recut import moved, of_model, regrown
 from cutlayer.pieces.report import report
 from cutlayer.places import Clients, Step
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import Mode
 from cutlayer.planning.policy import Policy, RoundPlan
-from cutlayer.planning.problem import Bound, Costs
+from cutlayer.planning.problem import LEAST_GAP, Bound, Costs
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import Model, Part, State, Tensors
@@ -60,9 +60,22 @@ class Hasfl:
 
     @property
     def fewest(self) -> int:
-        """Layers change servers when the deepest cut moves, and those of a single client would tell of it."""
+        """What changes servers, layers when the deepest cut moves or estimates, would tell of a single client."""
         cuts = self.policy.cuts
-        return 1 if cuts == "fixed" or (isinstance(cuts, tuple) and len(set(cuts)) == 1) else 2
+        steady = cuts == "fixed" or (isinstance(cuts, tuple) and len(set(cuts)) == 1)
+        return 1 if steady and not self.policy.estimates else 2
+
+    @property
+    def smallest_batch(self) -> int:
+        """Of any client in any round; the run's own size is known elsewhere."""
+        rules = {"planned": self.policy.least_batch, "random": self.policy.random_batch[0], "fixed": PROBE_BATCH}
+        batches = self.policy.batches
+        return min(batches) if isinstance(batches, tuple) else rules[batches]
+
+    @property
+    def counts_steps(self) -> bool:
+        """A round has as many mini-batches as the method says, whatever the batching."""
+        return True
 
     def start(self, server: Server, fed: Fed) -> State:
         lower, upper = self.model.initial()
@@ -74,6 +87,8 @@ class Hasfl:
             estimates = self.first_estimates(state, clients, server, fed)
         plan = self.plan(state, clients, server, estimates)
         asked, clients = clients.ids, clients.only(tuple(plan.cuts))
+        if len(clients.ids) < self.fewest:
+            raise ConfigError(f"only client {clients.ids[0]} can take part ({plan.notes[0]}), and two are needed")
         state = self.recut(state, max(plan.cuts.values()), server, fed)
         looks = (state.round + 1) % self.replan_every == 0
         parts, new = self.train(state, plan, clients, server, fed, self.interval, looks)
@@ -113,7 +128,7 @@ class Hasfl:
         """Each device gets the layers up to its cut; the server, for each device, those from there to the deepest."""
         cuts = {j: plan.cuts[j] for j in clients.ids}
         deepest = state.memory["deepest"]
-        names = {k: sides(self.model.at(k))[0] for k in {*cuts.values(), deepest}}
+        names = {k: self.model.at(k).sides[0] for k in {*cuts.values(), deepest}}
         below = {k: fed.do(partial(of_model, names[k]), state.client) for k in names}
         between = {k: fed.do(partial(of_model, names[deepest] - names[k]), state.client) for k in names}
         nothing = server.hold(Model({}, {}, {}))
@@ -143,14 +158,14 @@ class Hasfl:
 
     def through_between(self, deepest: int, part: Part, z: Tensor, key: int | None, cut: int) -> tuple[Tensor, Tensors]:
         """From a device's cut to the deepest one."""
-        return _between(self.model, cut, deepest).upper(part, z, key)
+        return self.model.at(cut, deepest).upper(part, z, key)
 
     def recut(self, state: State, deepest: int, server: Server, fed: Fed) -> State:
         """The layers between the old and the new deepest cut change servers, as aggregates."""
         before = state.memory["deepest"]
         if deepest == before:
             return state
-        (fed_has, server_has), (fed_needs, server_needs) = sides(self.model.at(before)), sides(self.model.at(deepest))
+        (fed_has, server_has), (fed_needs, server_needs) = self.model.at(before).sides, self.model.at(deepest).sides
         common = server.do(_model_of, state.server)
         lower = moved(state.client, common, fed, server, fed_has, fed_needs, of_model)
         upper = moved(common, state.client, server, fed, server_has, server_needs, of_model)
@@ -172,23 +187,35 @@ class Hasfl:
     def bound(self, estimates: Estimates, round: int) -> Bound:
         beta, noise, slope, gap = (a.double().cpu().numpy() for a in estimates)
         lr = self.client_opt.lr(round)
-        return Bound(beta=float(beta), lr=lr, noise=noise, slope=slope, gap=float(gap), target=self.target)
+        left = max(float(gap), LEAST_GAP)
+        return Bound(beta=float(beta), lr=lr, noise=noise, slope=slope, gap=left, target=self.target)
 
     def first_estimates(self, state: State, clients: Clients, server: Server, fed: Fed) -> Held:
         """From one step at the model's own cut that nobody keeps."""
-        sizes = {j: min(PROBE_BATCH, int(n)) for j, n in clients.weights.items()}
-        plan = RoundPlan(sizes, dict.fromkeys(clients.ids, self.model.cut))
-        _, estimates = self.train(state, plan, clients, server, fed, steps=1, looks=True)
+        samples = {j: int(n) for j, n in clients.weights.items()}
+        plan = self.policy.probe(clients.ids, batch=PROBE_BATCH, cut=self.model.cut, samples=samples)
+        taking = clients.only(tuple(plan.cuts))
+        _, estimates = self.train(state, plan, taking, server, fed, steps=1, looks=True)
         if estimates is None:
-            raise ConfigError("hasfl estimates its plan from two clients with two samples at least; use more clients")
+            raise ConfigError(
+                f"hasfl estimates its plan from at least two clients with {self.fewest_samples} samples or more each; "
+                "use more clients, or give fixed batches and cuts"
+            )
+        if not all_finite(server.look(estimates)):
+            raise ConfigError("no client's gradients are finite, so there is nothing to plan by; check the data")
         return estimates
 
     def watch(self, clients: Clients, plan: RoundPlan, server: Server, fed: Fed) -> Watch | None:
         """Clients whose batch has two halves; a single one would tell of itself, so nobody looks then."""
-        able = tuple(j for j in clients.ids if plan.batches[j] > 1)
+        able = tuple(j for j in clients.ids if plan.batches[j] >= self.fewest_samples)
         if self.observer is None or len(able) < 2:
             return None
         return Watch(self.observer, clients.only(able), plan.batches, server, fed)
+
+    @property
+    def fewest_samples(self) -> int:
+        """Of a batch in two halves, each of which has statistics where they are normalised."""
+        return 4 if self.model.normalises else 2
 
     def told(self, state: State) -> dict[str, Any]:
         """What a run's metrics tell of the last round."""
@@ -215,11 +242,6 @@ def _planned(
 
 
 _first_planned = lru_cache(maxsize=2)(_planned)  # the first round may be tried on several engines, and is planned once
-
-
-@cache
-def _between(split: Split, cut: int, deepest: int) -> Split:
-    return split.with_cut(cut, deepest)
 
 
 def _model_of(part: Part) -> Model:

@@ -6,11 +6,21 @@ from torch import Tensor
 from cutlayer import tree
 from cutlayer.rules import squared_norm
 from cutlayer.state import Grads
+from cutlayer.tree import Tree
 
 
 def heard(grads: Grads, ok: Tensor) -> Grads:
     """One client's share of the mean: nothing once it has stopped. The gradient at the cut is no part of it."""
-    return tree.map(lambda a: torch.where(ok, a, torch.zeros_like(a)), grads._replace(cut=None))  # type: ignore[no-any-return]
+    share: Grads = or_zero(grads._replace(cut=None), ok)
+    return share
+
+
+def or_zero(value: Tree, ok: Tensor) -> Tree:
+    return tree.map(lambda a: torch.where(ok, a, torch.zeros_like(a)), value)
+
+
+def all_finite(value: Tree) -> Tensor:
+    return torch.stack([a.isfinite().all() for a in tree.tensors(value)]).all()
 
 
 def loss_of_finite(grads: Grads) -> Tensor:
@@ -21,10 +31,13 @@ def loss_of_finite(grads: Grads) -> Tensor:
     return torch.where(squared_norm(grads.params).isfinite(), grads.loss, torch.nan)
 
 
-def rescaled(num: int, mean: Grads, num_ok: Tensor) -> Grads:
-    """The mean over `num` clients as one over those that count; not a number where there are none, so nothing moves."""
+def rescaled(num: float, mean: Tree, num_ok: Tensor) -> Tree:
+    """The mean over `num` clients as one over those that count; not a number where there are none, so nothing moves.
+
+    Where clients weigh differently, both are sums of weights.
+    """
 
     def scaled(a: Tensor) -> Tensor:
         return a * (num / num_ok).to(a.dtype) if a.is_floating_point() else a
 
-    return tree.map(scaled, mean)  # type: ignore[no-any-return]
+    return tree.map(scaled, mean)

@@ -74,7 +74,8 @@ class Observer:
     def look(self, part: Part, first: Grads, second: Grads) -> Look:
         g1, g2 = first.params, second.params
         mean = {name: (value + g2[name]) / 2 for name, value in g1.items()}
-        apart, slope = self._norms(_minus(g1, g2), first.loss), self._norms(mean, first.loss)
+        like = part.progress.loss if first.loss is None else first.loss
+        apart, slope = self._norms(_minus(g1, g2), like), self._norms(mean, like)
         return Look(part.params, mean, apart=apart, slope=slope)
 
     @at_client(gives=STATISTICS)
@@ -87,10 +88,10 @@ class Observer:
             distance2=self._norms(_minus(end.params, begin.params), begin.slope).sum(),
         )
 
-    def _norms(self, tensors: Tensors, like: Tensor | None) -> Tensor:
+    def _norms(self, tensors: Tensors, like: Tensor) -> Tensor:
         """Squared norm of each unit; of a part without parameters, zeros of this one's type and device."""
         units = self.model.unit_params
-        return unit_norms(units, tensors) if tensors or like is None else like.new_zeros(len(units))
+        return unit_norms(units, tensors) if tensors else like.new_zeros(len(units))
 
 
 def both(a: Seen, b: Seen) -> Seen:

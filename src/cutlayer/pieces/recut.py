@@ -1,23 +1,15 @@
 """Layers that change servers when the cut moves: as aggregates, never a single client's."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from cutlayer.kinds import SYNC
 from cutlayer.optim import Transform
 from cutlayer.servers import Keeper
-from cutlayer.split import Split
 from cutlayer.state import Model, Part, Tensors
 from cutlayer.values import Held
 
 Pick = Callable[..., Model | Tensors]
-
-
-@cache
-def sides(split: Split) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the values on both sides of the cut."""
-    lower, upper = ({k for values in model for k in values} for model in split.initial())
-    return frozenset(lower), frozenset(upper)
 
 
 def moved(

@@ -194,13 +194,14 @@ def _reachable(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     if problem.target <= drift:
         reasons.append(f"even the shallowest cut drifts by {drift:.3g}")
     by_rule = replace(problem, bound=replace(bound, target=None))
-    raised = by_rule if reasons and by_rule.target > problem.target else problem
+    if not reasons or by_rule.target <= problem.target:
+        return problem, tuple(f"no_theorem: {why}; lower the learning rate or the interval" for why in reasons)
     notes = (
-        f"raised_eps: the target {problem.target:.3g} is now {raised.target:.3g}, because {why}; lower the learning "
+        f"raised_eps: the target {problem.target:.3g} is now {by_rule.target:.3g}, because {why}; lower the learning "
         "rate or the interval"
         for why in reasons
     )
-    return raised, tuple(notes)
+    return by_rule, tuple(notes)
 
 
 def _restricted(previous: Plan, taking: tuple[int, ...]) -> Plan:

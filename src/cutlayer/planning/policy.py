@@ -1,5 +1,6 @@
 """How a round's batch sizes and cuts are found (HASFL, section VII): planned, at random, by resources, or fixed."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,6 +15,8 @@ from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import MODES, Mode
 from cutlayer.planning.problem import Bound, Costs, Fleet, Ints, Problem
 from cutlayer.planning.tables import table
+
+log = logging.getLogger("cutlayer")
 
 BatchRule = Literal["planned", "random", "fixed"]
 CutRule = Literal["planned", "random", "resources", "fixed"]
@@ -152,16 +155,27 @@ class Policy:
         kept, told = _previous(now), "the previous plan is kept"
         if kept is None:
             kept, told = self._fixed(now), f"batch size {now.batch} and cut {now.cut} are used as far as they fit"
+        note = f"{error.why}: {told}, because {error}"
+        log.warning("%s", note)
         return RoundPlan(
             kept.batches if self.batches == "planned" else self._given_batches(now),
             kept.cuts if self.cuts == "planned" else self._given_cuts(now),
-            (f"{error.why}: {told}, because {error}",),
+            (note,),
         )
 
     def _fixed(self, now: _Round) -> RoundPlan:
-        """The same for everyone; a device that does not hold one sample there has fewer layers."""
-        cuts = {j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= 1) for j in now.ids}
+        """The same for everyone; a device that does not hold the least batch there has fewer layers."""
+        cuts = {j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= self._least) for j in now.ids}
         return RoundPlan(dict.fromkeys(now.ids, now.batch), cuts)
+
+    def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
+        """The same for everyone as far as it fits, before anything is known of the loss."""
+        self._check_cut("cut", cut)
+        room = self._room(ids, samples)
+        everyone = _Round(ids, batch, cut, samples, 0, None, None, room)
+        taking, notes = self._those_that_fit(everyone)
+        plan = self._fixed(everyone._replace(ids=taking))
+        return RoundPlan({j: min(batch, room(j, plan.cuts[j])) for j in taking}, plan.cuts, notes)
 
     # -- what depends on nobody else --------------------------------------------------------------------------------
 
@@ -177,11 +191,11 @@ class Policy:
         return self._fixed_cuts(now)
 
     def _random_cut(self, now: _Round, client: int) -> int:
-        """Drawn again until one sample fits."""
+        """Drawn again until the least batch fits."""
         draw = keys.generator(now.key, "cut", client)
         while True:
             cut = int(draw.integers(1, self._num_layers))
-            if now.room(client, cut) >= 1:
+            if now.room(client, cut) >= self._least:
                 return cut
 
     def _fixed_cuts(self, now: _Round) -> ByClient:
@@ -210,22 +224,29 @@ class Policy:
         return lambda client, cut: int(rows[client][cut - 1])
 
     def _those_that_fit(self, now: _Round) -> tuple[Ids, tuple[str, ...]]:
-        """The clients that hold one sample at their cut, or at cut 1 where it is not fixed; a note on each other."""
+        """The clients that hold the least batch at their cut, at cut 1 where it is not fixed; a note on each other."""
         free = self.cuts in ("planned", "random", "resources")
         cuts = dict.fromkeys(now.ids, 1) if free else self._fixed_cuts(now)
-        fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= 1)
+        least = self._least
+        fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= least)
+        what = "one sample" if least == 1 else f"{least} samples"
         if not fits:
             raise InfeasibleError(
                 "infeasible_memory",
-                "no client holds one sample and the layers of its cut; give the devices more memory, or a smaller cut",
+                f"no client holds {what} and the layers of its cut; give the devices more memory, or a smaller cut",
             )
         notes = (
-            f"infeasible_memory: client {j} is left out, because it does not hold one sample and the layers of cut "
+            f"infeasible_memory: client {j} is left out, because it does not hold {what} and the layers of cut "
             f"{cuts[j]}; give its device more memory{'' if cuts[j] == 1 else ', or a smaller cut'}"
             for j in now.ids
             if j not in fits
         )
         return fits, tuple(notes)
+
+    @property
+    def _least(self) -> int:
+        """The smallest batch that a client must hold."""
+        return self.least_batch if self.batches == "planned" else 1
 
     def _problem(self, now: _Round) -> Problem:
         if now.bound is None and self.estimates:
@@ -259,7 +280,7 @@ def by_resources(problem: Problem, batches: Ints) -> Ints:
 def _no_bound(num_layers: int) -> Bound:
     """For what depends on memory and time alone."""
     none = np.zeros(num_layers)
-    return Bound(beta=0.0, lr=0.0, noise=none, slope=none, gap=0.0)
+    return Bound(beta=1.0, lr=1.0, noise=none, slope=none, gap=1.0)
 
 
 def _previous(now: _Round) -> RoundPlan | None:

@@ -8,7 +8,7 @@ from cutlayer.calculus import vjp
 from cutlayer.checks import check_positive
 from cutlayer.errors import ConfigError
 from cutlayer.planning import estimate
-from cutlayer.planning.problem import Bound
+from cutlayer.planning.problem import LEAST_GAP, Bound
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
 from cutlayer.state import Model, Tensors
@@ -48,7 +48,7 @@ def probe(split: Split, x: Tensor | Tensors, y: Tensor, *, lr: float, key: int =
         lr=lr,
         noise=variance.double().cpu().numpy(),
         slope=slope.double().cpu().numpy(),
-        gap=float(loss),
+        gap=max(float(loss), LEAST_GAP),
     )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cutlayer.checks import check, check_positive
 from cutlayer.errors import ConfigError
 from cutlayer.planning.devices import PASSES, Devices
 from cutlayer.planning.profile import Profile
@@ -21,6 +22,7 @@ Ints = NDArray[np.int64]
 VALUE_BITS = 32
 REFERENCE_BATCH = 16  # the plan for which the default target is reachable with a margin: this batch for everyone, ...
 MARGIN = 1.0  # ... half of the layers at the devices
+LEAST_GAP = 1e-12  # where the loss is zero there is nothing left to gain, but a plan all the same
 LARGEST_BATCH = 2**31  # a number that is still whole as a float, where memory is unlimited
 STRICTLY = 1 - 1e-9  # memory must be less than what there is
 
@@ -109,6 +111,17 @@ class Bound:
     gap: float  # vartheta: the loss above the best one
     target: float | None = None  # epsilon: mean squared gradient norm to reach; a rule of the problem by default
 
+    def __post_init__(self) -> None:
+        for name in ("beta", "lr", "gap"):
+            check_positive(f"{name} of a bound", getattr(self, name))
+        if self.target is not None:
+            check_positive("the target of a bound", self.target)
+        for name in ("noise", "slope"):
+            values = np.asarray(getattr(self, name), dtype=float)
+            holds = values.ndim == 1 and bool((np.isfinite(values) & (values >= 0)).all())
+            check(holds, f"{name} of a bound", getattr(self, name), "a number from 0 up for each layer")
+            object.__setattr__(self, name, values)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Bound) and self._values() == other._values()
 
@@ -181,8 +194,10 @@ class Problem:
                     f"{self.num_layers}; estimate it with this model"
                 )
         for name in ("interval", "least"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            value = getattr(self, name)
+            check(isinstance(value, int) and value >= 1, name, value, "a whole number from 1 up")
+        if self.samples is not None and self.samples.min(initial=0) < 0:
+            raise ConfigError(f"a device has {self.samples.min()} samples; give a number from 0 up for each device")
 
     @property
     def num_devices(self) -> int:

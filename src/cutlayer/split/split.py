@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutlayer import tree
 from cutlayer.errors import ConfigError, CutError
@@ -53,7 +54,7 @@ class Split:
         self._lower = self._body.segment(0, self.cut)
         self._upper = self._body.segment(self.cut, end)
         self._top = self._body.segment(end, self.num_units)
-        self._others: dict[int, Split] = {self.cut: self}
+        self._others: dict[tuple[int, int | None], Split] = {}
         _refuse_shared((self._lower, self._upper, self._top), kind)
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
@@ -63,11 +64,23 @@ class Split:
         other._place(cut, head)
         return other
 
-    def at(self, cut: int) -> "Split":
-        """The same model and head at another cut, made once."""
-        if cut not in self._others:
-            self._others[cut] = self.with_cut(cut, self.head)
-        return self._others[cut]
+    def at(self, cut: int, head: int | None = None) -> "Split":
+        """The same model at another cut, and with its own head unless another is given; made once."""
+        where = cut, self.head if head is None else head
+        if where not in self._others:
+            self._others[where] = self.with_cut(*where)
+        return self._others[where]
+
+    @property
+    def sides(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Names of the values at the client and at the server."""
+        client, server = (*_held(self._lower), *_held(self._top)), _held(self._upper)
+        return frozenset(client), frozenset(server)
+
+    @property
+    def normalises(self) -> bool:
+        """Whether a layer computes with the statistics of its batch, and so needs more than one sample."""
+        return any(isinstance(m, _BatchNorm) and m.training for m in self._body.structure.modules())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)
