@@ -41,9 +41,9 @@ def test_the_best_cuts_are_the_best_of_all() -> None:
 
 
 def test_the_papers_programme_alone_finds_them_too() -> None:
-    """Every cut open, from a ratio of 0: Dinkelbach's sequence as published."""
+    """Every cut open, from a ratio of 0: Dinkelbach's sequence as published, against all 16^3 cuts on 200 problems."""
     compared = 0
-    for seed in range(40):
+    for seed in range(260):
         problem = at_random(seed)
         batches = some_batches(problem, seed)
         values = ratios(problem, batches[None], EVERY)
@@ -52,7 +52,7 @@ def test_the_papers_programme_alone_finds_them_too() -> None:
             assert found is not None
             assert ratios(problem, batches[None], found[None])[0] == pytest.approx(values.min(), rel=1e-9), seed
             compared += 1
-    assert compared >= 30
+    assert compared >= 200
 
 
 @pytest.mark.parametrize(("draw", "seed"), [(table_one, 0), (uneven, 0), (uneven, 1)])

@@ -34,6 +34,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.methods import Hasfl
 from cutlayer.pieces.recut import regrown
+from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
 from cutlayer.run import Folder, execute
@@ -481,3 +482,55 @@ def test_a_joint_norm_is_refused() -> None:
 def test_cuts_that_the_model_does_not_have_are_refused() -> None:
     with pytest.raises(CutError, match=r"^cut 9 is out of range: "):
         run(simulation(hasfl((9, 1, 1, 1, 1))), 1)
+
+
+# -- who can take part ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_one_that_a_model_cannot_take_is_told_of_before_training() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)).double()
+    opt = optim.sgd(0.1)
+    for batches in ("random", (4, 4, 1, 4, 3)):
+        method = methods.hasfl(model=Split(net, 2), client_opt=opt, server_opt=opt, batches=batches, cuts="fixed")
+        with pytest.raises(ConfigError, match="Expected more than 1 value per channel"):
+            simulation(method)
+    method = methods.hasfl(model=Split(net, 2), client_opt=opt, server_opt=opt, batches=(4, 4, 2, 4, 3), cuts="fixed")
+    run(simulation(method), rounds=1)
+
+
+@pytest.mark.parametrize(("batch", "looks"), [(3, False), (4, True)])
+def test_halves_of_a_batch_are_normalised_with_two_samples_or_more(batch: int, looks: bool) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)).double()
+    opt, devices = optim.sgd(0.1), Devices(clients=(Device(1e9, 1e6, 1e6),) * 5, server=1e9)
+    costs = Costs.of(profile(net, images().x[:1], optimiser_slots=0))
+    method = methods.hasfl(
+        model=Split(net, 2), client_opt=opt, server_opt=opt, batches=(batch,) * 5, devices=devices, costs=costs
+    )
+    sim = simulation(method, images(100), clients_of((20,) * 5))
+    first = sim.round(sim.start())
+    assert (method.told(sim.round(first))["bound"] != method.told(first)["bound"]) == looks
+
+
+def test_one_client_that_is_left_over_is_told_of() -> None:
+    costs = Costs.of(profile(resnet(), images().x[:1], optimiser_slots=0))
+    small = Device(1e9, 1e6, 1e6, memory=1.0)
+    devices = Devices(clients=(Device(1e9, 1e6, 1e6), small, small, small, small), server=1e9)
+    opt = optim.sgd(0.1)
+    method = methods.hasfl(
+        model=Split(resnet(), 2), client_opt=opt, server_opt=opt, batches="random", cuts="random", devices=devices,
+        costs=costs,
+    )  # fmt: skip
+    sim = simulation(method)
+    with pytest.raises(ConfigError, match=r"^only client 0 can take part \(infeasible_memory: client 1 is left out"):
+        sim.round(sim.start())
+
+
+def test_estimates_need_two_clients_a_round() -> None:
+    costs = Costs.of(profile(resnet(), images().x[:1], optimiser_slots=0))
+    devices = Devices(clients=(Device(1e9, 1e6, 1e6),) * 5, server=1e9)
+    opt = optim.sgd(0.1)
+    method = methods.hasfl(
+        model=Split(resnet(), 2), client_opt=opt, server_opt=opt, cuts="fixed", devices=devices, costs=costs
+    )
+    with pytest.raises(ConfigError, match="this method needs at least 2 clients a round, but per_round is 1"):
+        simulation(method, per_round=1)

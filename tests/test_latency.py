@@ -1,10 +1,12 @@
 """Specifies the latency of a round and the time until the target, on numbers worked out by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cutlayer.errors import ConfigError
 from cutlayer.planning.problem import Bound, Costs, Fleet, Problem
 
 CUTS, BATCHES = (1, 2, 1), (2, 3, 4)
@@ -107,3 +109,40 @@ def test_a_plan_that_misses_the_target_takes_for_ever(problem: Problem) -> None:
 
 def test_without_drift_where_every_step_aggregates(problem: Problem) -> None:
     assert replace(problem, interval=1).drift_rate == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"beta": np.nan}, "beta of a bound is nan, but it must be a number above 0."),
+        ({"lr": -0.1}, "lr of a bound is -0.1, but it must be a number above 0."),
+        ({"gap": 0.0}, "gap of a bound is 0.0, but it must be a number above 0."),
+        ({"target": np.inf}, "the target of a bound is inf, but it must be a number above 0."),
+        (
+            {"noise": [1.0, -1.0, 0.0]},
+            "noise of a bound is [1.0, -1.0, 0.0], but it must be a number from 0 up for each layer.",
+        ),
+        ({"slope": 2.0}, "slope of a bound is 2.0, but it must be a number from 0 up for each layer."),
+    ],
+)
+def test_a_bound_of_numbers_that_make_no_sense(problem: Problem, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(problem.bound, **changes)
+    assert str(caught.value) == told
+
+
+def test_a_problem_of_numbers_that_make_no_sense(problem: Problem) -> None:
+    for changes, told in (
+        ({"interval": 1.5}, "interval is 1.5, but it must be a whole number from 1 up."),
+        ({"least": 0}, "least is 0, but it must be a whole number from 1 up."),
+        ({"samples": np.array([3, -1, 2])}, "a device has -1 samples; give a number from 0 up for each device"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            replace(problem, **changes)  # type: ignore[arg-type]
+        assert str(caught.value) == told
+
+
+def test_bounds_are_equal_by_their_numbers(problem: Problem) -> None:
+    same = replace(problem.bound, noise=problem.bound.noise.copy())
+    assert same == problem.bound and hash(same) == hash(problem.bound)
+    assert replace(same, gap=2 * same.gap) != same

@@ -385,3 +385,32 @@ def test_cuts_and_numbers_that_do_not_fit_the_round_are_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             plan(rule, SOME, cut=cut)
         assert str(caught.value) == message
+
+
+# -- the least batch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", ["planned", "random", "fixed"])
+def test_who_does_not_hold_the_least_batch_is_left_out_of_planned_ones(cuts: str) -> None:
+    found = plan(policy("planned", cuts, least_batch=4), samples={**SAMPLES, 2: 3})
+    assert set(found.batches) == set(found.cuts) == {0, 1, 3, 4}
+    assert min(found.batches.values()) >= 4
+    at = 2 if cuts == "fixed" else 1
+    assert found.notes[0] == (
+        f"infeasible_memory: client 2 is left out, because it does not hold 4 samples and the layers of cut {at}; give "
+        f"its device more memory{', or a smaller cut' if at == 2 else ''}"
+    )
+
+
+def test_the_least_batch_is_for_planned_ones() -> None:
+    assert plan(policy("random", "random", least_batch=40), samples={**SAMPLES, 2: 3}).batches[2] <= 3
+
+
+def test_a_probe_takes_what_fits() -> None:
+    """Client 1 holds nothing, client 3 one sample and the first layer; nobody has more than its samples."""
+    held, layer = COSTS.held[0], COSTS.model[0] + COSTS.state[0]
+    devices = with_memory({1: 1.0, 3: layer + 1.2 * held})
+    found = policy("planned", "planned", devices=devices).probe(EVERYONE, batch=32, cut=3, samples={**SAMPLES, 4: 5})
+    assert found.batches == {0: 32, 2: 32, 3: 1, 4: 5}
+    assert found.cuts == {0: 3, 2: 3, 3: 1, 4: 3}
+    assert [note.split(":")[0] for note in found.notes] == ["infeasible_memory"]

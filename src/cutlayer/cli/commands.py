@@ -261,7 +261,7 @@ def plan(
         typer.Option(min=1, help="Samples at each device: no batch is larger; by default an even share of --data."),
     ] = None,
     least_batch: Annotated[
-        int, typer.Option(min=1, help="No batch is smaller; give 2 or more to a model with BatchNorm.")
+        int, typer.Option(min=1, help="No batch is smaller; give 4 or more to a model with BatchNorm.")
     ] = 1,
     shape: InputShape = None,
     classes: Classes = None,

@@ -111,7 +111,7 @@ def plan(
 
     `costs`: of the model's layers, as its profile tells them. `bound`: what is known of the loss. `interval`:
     mini-batches between aggregations. `samples`: how many each device holds; no batch is larger. `least_batch`: none is
-    smaller; give more than 1 to a model with BatchNorm. `mode`: `joint` chooses the batch sizes together with how long
+    smaller; give 4 or more to a model with BatchNorm. `mode`: `joint` chooses the batch sizes together with how long
     the slowest device may take; `paper` holds that fixed as HASFL does.
 
         profile = cutlayer.profile(models.vgg16(), (3, 32, 32), optimiser_slots=0)
