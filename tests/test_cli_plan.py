@@ -108,7 +108,9 @@ def test_the_same_seed_gives_the_same_plan(told: Any) -> None:
 
 def test_a_plan_file_is_a_run_of_it(told: Any) -> None:
     said = told(*PLAN, "--out", "new/mine.toml", "--interval", "5", "--lr", "0.1", "--mode", "paper", "--seed", "3")
-    assert said.out.splitlines()[-1] == ("plan: new/mine.toml, for digits; train it with: cutlayer run new/mine.toml")
+    told_last = "plan: new/mine.toml, for digits: 20 rounds of 5 mini-batches with lr 0.1; train it with: cutlayer run"
+    assert said.out.replace("\n", " ").strip().endswith(f"{told_last} new/mine.toml")
+    assert tomllib.loads(Path("new/mine.toml").read_text())["partition"] == {"name": "iid"}  # as many samples for all
     found = told(*PLAN, "--interval", "5", "--lr", "0.1", "--mode", "paper", "--seed", "3", "--json").json
     spelled = tomllib.loads(Path("new/mine.toml").read_text())
     assert (spelled["name"], spelled["data"], spelled["clients"], spelled["seed"]) == ("mine", "digits", 3, 3)
@@ -195,11 +197,29 @@ def test_the_picture_and_many_devices(told: Any) -> None:
 
 def test_a_target_that_is_reached_already(told: Any) -> None:
     found = told(*PLAN, "--target", "100", "--json").json
-    assert found["notes"] == [
-        f"the squared gradient norm is {sum(found['bound']['slope']):.3g} already, below the target 100: the number of "
-        "mini-batches means nothing; give a smaller --target, --lr or --interval"
-    ]
-    assert told(*PLAN, "--json").json["notes"] == []
+    assert found["reached"] and not told(*PLAN, "--json").json["reached"]
+    each = [found[which]["seconds_per_mini_batch"] for which in ("before", "plan")]
+    words = " ".join(told(*PLAN, "--target", "100").out.split())
+    assert f"a mini-batch takes {each[0] / each[1]:.2f} times less than before" in words
+    assert (
+        f"the squared gradient norm is {sum(found['bound']['slope']):.3g} already, below the target 100, so a number "
+        "of mini-batches would mean nothing, and batches are as small as they may be; give a smaller --target, --lr or "
+        "--interval, or a --least-batch"
+    ) in words
+    assert "times as fast" not in words
+
+
+def test_a_learning_rate_that_is_set_is_the_one_that_is_planned_for(told: Any) -> None:
+    found = told(*PLAN, "--set", "optimiser.lr=0.1", "--out", "mine.toml", "--json").json
+    assert found["bound"]["lr"] == 0.1 == tomllib.loads(Path("mine.toml").read_text())["optimiser"]["lr"]
+
+
+def test_a_u_shape_is_not_planned_for(told: Any) -> None:
+    said = told(*PLAN, "--set", "head=head")
+    assert (said.code, said.err.strip()) == (
+        2,
+        "error: a plan has one cut for each device, but a head makes the model U-shaped; leave head out",
+    )
 
 
 def test_random_devices_are_twenty(told: Any) -> None:

@@ -60,6 +60,10 @@ def test_links_within_the_documentation_lead_somewhere(page: Path) -> None:
             assert anchor in {heading(line) for line in text(there).splitlines() if line.startswith("#")}, target
 
 
+def test_no_page_has_a_place_to_be_filled_in() -> None:
+    assert [page.name for page in PAGES if "@@" in text(page) or "TODO" in text(page)] == []
+
+
 def test_every_method_has_a_page_and_a_line_in_the_index() -> None:
     folder = ROOT / "docs" / "methods"
     assert {page.stem for page in folder.glob("*.md")} == {*METHODS, "README"}

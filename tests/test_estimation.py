@@ -436,5 +436,5 @@ def test_a_planned_cut_is_one_cut_not_two() -> None:
 def test_estimates_need_two_clients() -> None:
     world = WORLD._replace(partition=clients_of((12,)))
     with pytest.raises(ConfigError) as caught:
-        rounds_of(hasfl((1, 1, 1), "planned"), 1, world)
+        rounds_of(hasfl((1,), "planned"), 1, world)
     assert str(caught.value) == ("this method needs at least 2 clients a round, but per_round is 1")

@@ -534,3 +534,28 @@ def test_estimates_need_two_clients_a_round() -> None:
     )
     with pytest.raises(ConfigError, match="this method needs at least 2 clients a round, but per_round is 1"):
         simulation(method, per_round=1)
+
+
+@pytest.mark.parametrize(
+    ("lists", "told"),
+    [
+        ({"batches": (4,) * 6, "cuts": "fixed"}, "the method's lists are for 6 clients, but there are 5"),
+        ({"batches": "fixed", "cuts": (1,) * 4}, "the method's lists are for 4 clients, but there are 5"),
+        (
+            {"batches": (4,) * 5, "cuts": (1,) * 4},
+            "hasfl has 5 batches and 4 cuts; give one of each for each client",
+        ),
+    ],
+)
+def test_lists_are_for_all_clients(lists: dict[str, Any], told: str) -> None:
+    opt = optim.sgd(0.1)
+    with pytest.raises(ConfigError) as caught:
+        simulation(methods.hasfl(model=Split(resnet(), 1), client_opt=opt, server_opt=opt, **lists))
+    assert str(caught.value) == told
+
+
+def test_costs_may_be_a_profile() -> None:
+    opt, devices = optim.sgd(0.1), Devices(clients=(Device(1e9, 1e6, 1e6),) * 5, server=1e9)
+    table = profile(resnet(), images().x[:1], optimiser_slots=0)
+    method = methods.hasfl(model=Split(resnet(), 2), client_opt=opt, server_opt=opt, devices=devices, costs=table)
+    assert method.policy.costs is not None and method.policy.costs.forward.tolist() == Costs.of(table).forward.tolist()

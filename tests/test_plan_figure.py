@@ -82,7 +82,8 @@ def test_each_term_lies_on_the_time_line_of_the_round() -> None:
         "server": [(6, 10), (6, 10)],
         "downlink": [(10, 11), (10, 12)],
         "backward": [(11, 19), (12, 16)],
-        "waiting": [(0, 19), (0, 19)],
+        "aggregation": [(19, 22), (19, 22)],
+        "waiting": [(0, 22), (0, 22)],
     }
     # After, batches 1 and 2, cuts 1 and 2: there 1 + 2 and 2 + 4, the server (1 * 6 + 2 * 3) / 3 = 4.
     assert spans(right) == {
@@ -91,7 +92,8 @@ def test_each_term_lies_on_the_time_line_of_the_round() -> None:
         "server": [(6, 10), (6, 10)],
         "downlink": [(10, 11), (10, 12)],
         "backward": [(11, 13), (12, 16)],
-        "waiting": [(0, 16), (0, 16)],
+        "aggregation": [(16, 19), (16, 19)],
+        "waiting": [(0, 19), (0, 19)],
     }
 
 
@@ -104,16 +106,16 @@ def test_cuts_batches_and_stragglers_are_written_beside_the_bars() -> None:
     # 20 bits up and down at 1 and 2 bit/s make 30 s of an aggregation; after, 10 bits more between the servers hide
     assert left.get_title(loc="left") == "before: cut 2, batch 2 for all\n22 s a mini-batch (3 s aggregation)"
     assert right.get_title(loc="left") == "the plan\n19 s a mini-batch (3 s aggregation)"
-    assert left.get_xlim() == right.get_xlim() == (0, 19)
+    assert left.get_xlim() == right.get_xlim() == (0, 22)
     (legend,) = figure.legends
-    words = ["forward", "uplink", "server", "downlink", "backward", "waiting", "straggler"]
+    words = ["forward", "uplink", "server", "downlink", "backward", "aggregation", "waiting", "straggler"]
     assert [text.get_text() for text in legend.get_texts()] == words
 
 
 def test_a_far_shorter_round_has_a_scale_of_its_own() -> None:
     device = (Device(flops=1.0, up=1.0, down=1.0),)
     left, right = drawn(planned(device, Plan((1,), (1,)), Plan((20,), (1,))), ["a"]).axes
-    assert (left.get_xlim(), right.get_xlim()) == ((0, 260), (0, 13))
+    assert (left.get_xlim(), right.get_xlim()) == ((0, 262), (0, 15))
     assert (left.get_xlabel(), right.get_xlabel()) == (
         "seconds of a mini-batch",
         "seconds of a mini-batch (another scale)",

@@ -323,16 +323,20 @@ def test_the_five_of_the_paper() -> None:
 
 BATCH_RULES = "'planned', 'random', 'fixed', or a tuple of whole numbers from 1 up."
 RANGE = "two whole numbers from 1 up, the smaller one first."
+NEEDS_DEVICES = (
+    "needs devices, how fast each client is: [devices] of a run, or in Python the devices and the costs of hasfl, such "
+    "as costs=cutlayer.profile(model, sample)"
+)
 NEEDS_COSTS = "costs: what each layer of the model takes; give Costs.of(profile)"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": None}, "batches = 'planned' needs devices: how fast each client is, and what it holds"),
+        ({"devices": None}, f"batches = 'planned' {NEEDS_DEVICES}"),
         (
             {"batches": "random", "cuts": "resources", "devices": None},
-            "cuts = 'resources' needs devices: how fast each client is, and what it holds",
+            f"cuts = 'resources' {NEEDS_DEVICES}",
         ),
         ({"costs": None}, f"a policy with devices needs {NEEDS_COSTS}"),
         (

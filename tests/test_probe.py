@@ -101,6 +101,11 @@ def test_beta_is_the_curvature_of_a_quadratic(lr: float) -> None:
     assert bound.valid is (lr < 1 / 9)
 
 
+def test_probe_wants_a_label_for_each_input() -> None:
+    with pytest.raises(ConfigError, match=r"^there are 2 inputs for 3 labels; give one label for each input$"):
+        probe(line(), column(1, 1), column(2, 2, 2), lr=0.1)
+
+
 def test_probe_of_a_flat_place_keeps_the_floor() -> None:
     bound = probe(line(weight=2.0), column(1, 1), column(2, 2), lr=0.1)
     assert (bound.beta, bound.slope.tolist(), bound.noise.tolist(), bound.gap) == (1e-5, [0.0], [0.0], 1e-12)

@@ -61,6 +61,9 @@ class Simulation:
         _check_partition(partition, len(data))
         check_batch(batching, partition.clients)
         _check_length(method, batching)
+        planned_for = getattr(method, "num_clients", None)  # of a method with a list of clients
+        if planned_for not in (None, len(partition)):
+            raise ConfigError(f"the method's lists are for {planned_for} clients, but there are {len(partition)}")
         self.method, self.data, self.partition, self.batching, self.seed = method, data, partition, batching, seed
         self.ids = tuple(
             j for j, index in enumerate(partition.clients) if batching.per_epoch(len(index), batching.size)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cutlayer import build, config, keys, registry
+from cutlayer import build, config, keys, optim, registry
 from cutlayer.checks import check_positive
 from cutlayer.cli import costs, launch
 from cutlayer.config import Choice, Run
@@ -193,12 +193,14 @@ def _run(asked: Asked, folder: Folder | None) -> Run:
     path = changes.get("devices", {}).get("path")
     if asked.clients is not None or path is not None:
         changes["clients"] = asked.clients or len(read(path))
-    if folder is None:
-        changes["optimiser"] = {**OPTIMISERS[asked.optimiser], "lr": asked.lr or USUAL_LR}
+    if folder is None:  # the samples are planned for as if everyone had as many
+        changes |= {"optimiser": {**OPTIMISERS[asked.optimiser], "lr": asked.lr or USUAL_LR}, "partition": "iid"}
     settings = launch.parsed(asked.settings)
     base = Run(devices=Choice(USUAL_DEVICES)) if folder is None else folder.run()
     run = config.changed(base, changes, "the command line")
     run = config.changed(run, settings, "--set")
+    if run.head is not None:
+        raise ConfigError("a plan has one cut for each device, but a head makes the model U-shaped; leave head out")
     if folder is None and asked.data is None and "data" not in settings:
         run = replace(run, data=DATA.get(_sample(run, asked), ""))
     return run
@@ -252,7 +254,8 @@ def _bound(asked: Asked, run: Run, folder: Folder | None, split: Split, batch: A
     """The bound's constants, and where they come from."""
     if folder is not None:
         return _from_run(folder, asked.lr)
-    bound = probe(split, batch.x, batch.y, lr=asked.lr or USUAL_LR, key=keys.fold(run.seed, "probe"))
+    lr = optim.build(run.optimiser.name, **run.optimiser.options).lr(0)
+    bound = probe(split, batch.x, batch.y, lr=lr, key=keys.fold(run.seed, "probe"))
     what = f"samples of {run.data}" if asked.data is not None else "random samples (name a data set with --data)"
     return bound, f"one batch of {len(batch)} {what}, at the initial weights"
 

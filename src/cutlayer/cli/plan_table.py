@@ -43,7 +43,9 @@ def document(answer: Answer) -> dict[str, Any]:
         "excluded": [{"device": j, "name": answer.names[j]} for j in planned.excluded],
         "before": _worth(answer, planned.before, planned.latency_before, planned.straggler_before),
         "plan": _worth(answer, planned.plan, planned.latency, planned.straggler),
-        "notes": [*planned.notes, *_reached(planned.problem)],
+        "server_tflops": answer.devices.server / 1e12,
+        "reached": _reached(planned.problem),
+        "notes": list(planned.notes),
     }
 
 
@@ -51,7 +53,8 @@ def tables(found: Mapping[str, Any]) -> Group:
     """A row for each device, what the plan is worth, and what it rests on."""
     bound = found["bound"]
     lines = [
-        BOUND,
+        *([_vain(bound)] if found["reached"] else [BOUND]),
+        f"server: {found['server_tflops']:.3g} TFLOPS, shared by all",
         f"target: mean squared gradient norm {bound['target']:.3g}, from a loss of {bound['gap']:.3g}, "
         f"with lr {bound['lr']:g} and beta {bound['beta']:.3g}",
         f"estimated from {bound['from']}",
@@ -62,15 +65,17 @@ def tables(found: Mapping[str, Any]) -> Group:
     return Group(_devices(found), *map(Text, above), _comparison(found), *map(Text, lines))
 
 
-def _reached(problem: Problem) -> list[str]:
-    """A note where the bound cannot tell one number of mini-batches from another."""
-    norm = float(problem.bound.slope.sum())
-    if norm > problem.target:
-        return []
-    return [
-        f"the squared gradient norm is {norm:.3g} already, below the target {problem.target:.3g}: the number of "
-        "mini-batches means nothing; give a smaller --target, --lr or --interval"
-    ]
+def _reached(problem: Problem) -> bool:
+    """Whether the bound cannot tell one number of mini-batches from another: the target is behind us."""
+    return float(problem.bound.slope.sum()) <= problem.target
+
+
+def _vain(bound: Mapping[str, Any]) -> str:
+    return (
+        f"the squared gradient norm is {sum(bound['slope']):.3g} already, below the target {bound['target']:.3g}, so a "
+        "number of mini-batches would mean nothing, and batches are as small as they may be; give a smaller --target, "
+        "--lr or --interval, or a --least-batch"
+    )
 
 
 def _device(answer: Answer, place: int) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def _span(values: Sequence[int]) -> str:
 def _comparison(found: Mapping[str, Any]) -> Table:
     names = {device["device"]: device["name"] for device in found["devices"]}
     before, after = found["before"], found["plan"]
-    table = plain_table(_gain(before, after))
+    table = plain_table(_gain(found))
     table.add_column("", no_wrap=True)
     share = "aggregation\ns" if found["interval"] == 1 else f"1/{found['interval']} aggregation\ns"
     for head in ("a mini-batch\ns", "split training\ns", share, "mini-batches\nto target", "time\nto target"):
@@ -185,11 +190,16 @@ def _comparison(found: Mapping[str, Any]) -> Table:
             f"{worth['seconds_per_mini_batch']:.4g}",
             f"{worth['split']:.4g}",
             f"{worth['aggregation'] / found['interval']:.3g}",
-            NONE if worth["mini_batches"] is None else f"{math.ceil(worth['mini_batches']):,}",
-            _duration(worth["seconds"]),
+            *([NONE, NONE] if found["reached"] else _until(worth)),
             names[worth["straggler"]],
         )
     return table
+
+
+def _until(worth: Mapping[str, Any]) -> list[str]:
+    """Mini-batches and time to the target."""
+    count = worth["mini_batches"]
+    return [NONE if count is None else f"{math.ceil(count):,}", _duration(worth["seconds"])]
 
 
 def _duration(seconds: float | None) -> str:
@@ -198,8 +208,12 @@ def _duration(seconds: float | None) -> str:
     return human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h"
 
 
-def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _gain(found: Mapping[str, Any]) -> str:
     """What the plan is worth, in one line."""
+    before, after = found["before"], found["plan"]
+    if found["reached"]:
+        each = "seconds_per_mini_batch"
+        return f"a mini-batch takes {before[each] / after[each]:.2f} times less than before"
     if before["seconds"] is None or after["seconds"] is None:
         return "before and after"
     return f"{before['seconds'] / after['seconds']:.2f} times as fast to the target as before"

@@ -65,7 +65,11 @@ def plan(found: planning.Answer, out: Path | None, figure: Path | None, machine:
     if out is not None:
         planning.write(found, out)
         if not machine:
-            typer.echo(f"plan: {out}, for {found.run.data}; train it with: cutlayer run {out}")
+            run, interval = found.run, found.planned.problem.interval
+            typer.echo(
+                f"plan: {out}, for {run.data}: {run.rounds} rounds of {interval} mini-batches with lr "
+                f"{found.planned.problem.bound.lr:g}; train it with: cutlayer run {out}"
+            )
 
 
 def runs(found: Sequence[Run], machine: bool) -> None:

@@ -23,6 +23,7 @@ COLOURS = {
     "server": "#888888",
     "downlink": "#F3C56B",
     "backward": "#D55E00",
+    "aggregation": "#009E73",
 }
 WAITING = "#EFEFEF"
 MARK = "#882255"
@@ -50,6 +51,7 @@ class Side(NamedTuple):
     bars: list[Bar]
     there: float  # seconds until the last activations are at the server
     server: float
+    aggregation: float  # its share
     end: float
 
 
@@ -120,7 +122,8 @@ def _side(
     server = latency.server_forward + latency.server_backward
     share = latency.aggregation / planned.problem.interval
     title = f"{latency.split + share:.3g} s a mini-batch ({share:.3g} s aggregation)"
-    return Side(title, bars, float((latency.forward + latency.up).max()), server, latency.split)
+    there = float((latency.forward + latency.up).max())
+    return Side(title, bars, there, server, share, latency.split + share)
 
 
 def _range(values: NDArray[np.int64]) -> str:
@@ -129,7 +132,7 @@ def _range(values: NDArray[np.int64]) -> str:
 
 
 def _draw(axes: "Axes", side: Side) -> None:
-    """Each bar is a time line: there, at the server, and back."""
+    """Each bar is a time line: there, at the server, and back; then this mini-batch's share of the aggregation."""
     forward, up, down, backward = (np.array(term) for term in zip(*(bar.seconds for bar in side.bars), strict=True))
     back = side.there + side.server
     spans: dict[str, tuple[Any, Any]] = {  # start and width
@@ -138,6 +141,7 @@ def _draw(axes: "Axes", side: Side) -> None:
         "server": (side.there, side.server),
         "downlink": (back, down),
         "backward": (back + down, backward),
+        "aggregation": (side.end - side.aggregation, side.aggregation),
     }
     places = range(len(side.bars))
     for term, (start, width) in spans.items():

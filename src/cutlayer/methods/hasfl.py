@@ -24,6 +24,7 @@ from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import Mode
 from cutlayer.planning.policy import Policy, RoundPlan
 from cutlayer.planning.problem import LEAST_GAP, Bound, Costs
+from cutlayer.planning.profile import Profile
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import Model, Part, State, Tensors
@@ -71,6 +72,14 @@ class Hasfl:
         rules = {"planned": self.policy.least_batch, "random": self.policy.random_batch[0], "fixed": PROBE_BATCH}
         batches = self.policy.batches
         return min(batches) if isinstance(batches, tuple) else rules[batches]
+
+    @property
+    def num_clients(self) -> int | None:
+        """How many the lists of batches and cuts are for."""
+        lists = [len(rule) for rule in (self.policy.batches, self.policy.cuts) if isinstance(rule, tuple)]
+        if len(set(lists)) > 1:
+            raise ConfigError(f"hasfl has {lists[0]} batches and {lists[1]} cuts; give one of each for each client")
+        return lists[0] if lists else None
 
     @property
     def counts_steps(self) -> bool:
@@ -275,11 +284,11 @@ def hasfl(
     replan_every: int = 1,
     target: float | None = None,
     devices: Devices | None = None,
-    costs: Costs | None = None,
+    costs: Costs | Profile | None = None,
 ) -> Hasfl:
     """HASFL: every device has its own cut and batch size, planned for it; or, as in the baselines, random or fixed.
 
-    `devices` and `costs` come from the run.
+    `devices` and `costs` come from the run; in Python give `train`'s devices and `cutlayer.profile(model, sample)`.
     """
     policy = Policy(
         batches=batches,
@@ -289,7 +298,7 @@ def hasfl(
         least_batch=least_batch,
         random_batch=random_batch,
         devices=devices,
-        costs=costs,
+        costs=Costs.of(costs) if isinstance(costs, Profile) else costs,
     )
     return Hasfl(
         model=model,

@@ -92,7 +92,10 @@ class Policy:
     def _check_needs(self) -> None:
         for name, rule in (("batches", self.batches), ("cuts", self.cuts)):
             if rule in ("planned", "resources") and self.devices is None:
-                raise ConfigError(f"{name} = {rule!r} needs devices: how fast each client is, and what it holds")
+                raise ConfigError(
+                    f"{name} = {rule!r} needs devices, how fast each client is: [devices] of a run, or in Python the "
+                    "devices and the costs of hasfl, such as costs=cutlayer.profile(model, sample)"
+                )
         if self.costs is None and (self.devices is not None or self.cuts == "random"):
             what = "a policy with devices" if self.devices is not None else "cuts = 'random'"
             raise ConfigError(f"{what} needs costs: what each layer of the model takes; give Costs.of(profile)")
@@ -130,6 +133,8 @@ class Policy:
             found = self._found(those)
         except InfeasibleError as error:
             found = self._kept(those, error)
+        if notes and (previous is None or notes[0] not in previous.notes):  # told once, not every round
+            log.warning("%s", "; ".join(notes))
         capped = {j: min(found.batches[j], room(j, found.cuts[j])) for j in taking}
         return RoundPlan(capped, found.cuts, notes + found.notes)
 

@@ -22,6 +22,9 @@ def probe(split: Split, x: Tensor | Tensors, y: Tensor, *, lr: float, key: int =
     change.
     """
     check_positive("lr", lr)
+    inputs = len(tree.tensors(x)[0])
+    if inputs != len(y):
+        raise ConfigError(f"there are {inputs} inputs for {len(y)} labels; give one label for each input")
     size = len(y) // 2 * 2
     if not size:
         raise ConfigError(f"a batch of {len(y)} cannot be halved, which estimates the noise; give at least 2 samples")
