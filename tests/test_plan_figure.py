@@ -158,7 +158,7 @@ def test_a_thousand_devices_become_their_stragglers_and_groups() -> None:
 
 def test_the_figure_is_in_the_file(tmp_path: Path) -> None:
     figures.draw_plan(fleet_of(20), tmp_path / "new" / "plan.png", [f"device {k}" for k in range(20)])
-    assert matplotlib.image.imread(tmp_path / "new" / "plan.png").shape == (910, 1360, 4)
+    assert matplotlib.image.imread(tmp_path / "new" / "plan.png").shape == (940, 1360, 4)
 
 
 def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:

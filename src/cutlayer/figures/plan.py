@@ -30,7 +30,8 @@ MARK = "#882255"
 SECONDS = "seconds of a mini-batch"
 CUT, BATCH, STRAGGLER = 1.07, 1.2, 1.29  # where they stand, in widths of the axes
 THICKNESS = 0.74  # of a bar, in rows
-ROW, FRAME = 0.165, 1.25  # inches: of one bar, and of all that is around them
+LEGEND_COLUMNS = 4
+ROW, FRAME = 0.165, 1.4  # inches: of one bar, and of all that is around them
 SAME_SCALE = 6.0  # times as long as the other: up to here both rounds are drawn to one scale
 
 
@@ -75,7 +76,7 @@ def fill(figure: "Figure", planned: "Planned", names: Sequence[str]) -> None:
     (mark,) = left.plot([], [], linestyle="", marker="<", color=MARK)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(
-        [*handles, mark], [*labels, "straggler"], loc="outside lower center", ncols=len(labels) + 1, handlelength=1.4
+        [*handles, mark], [*labels, "straggler"], loc="outside lower center", ncols=LEGEND_COLUMNS, handlelength=1.4
     )
 
 
