@@ -170,9 +170,7 @@ def test_no_planned_batch_is_smaller_than_the_least(told: Any) -> None:
     assert batches() == batches("--least-batch", "1") and min(batches()) < 8
     assert min(batches("--least-batch", "8", "--out", "mine.toml")) == 8
     assert "least_batch" not in tomllib.loads(Path("mine.toml").read_text())["method"]  # nothing is planned there
-    assert mistake(told(*PLAN, "--samples", "7", "--least-batch", "8")) == (
-        "no device holds 8 samples and the first layer; give the devices more memory or samples, or cut a smaller model"
-    )
+    assert set(batches("--samples", "7", "--least-batch", "8")) == {7}  # all that there are
 
 
 def test_a_run_tells_the_model_the_devices_and_the_estimates(told: Any) -> None:

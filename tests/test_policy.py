@@ -395,13 +395,15 @@ def test_cuts_and_numbers_that_do_not_fit_the_round_are_refused() -> None:
 
 
 @pytest.mark.parametrize("cuts", ["planned", "random", "fixed"])
-def test_who_does_not_hold_the_least_batch_is_left_out_of_planned_ones(cuts: str) -> None:
-    found = plan(policy("planned", cuts, least_batch=4), samples={**SAMPLES, 2: 3})
-    assert set(found.batches) == set(found.cuts) == {0, 1, 3, 4}
-    assert min(found.batches.values()) >= 4
+def test_the_least_batch_is_what_a_client_must_hold(cuts: str) -> None:
+    """Client 2 has fewer samples and takes them all; client 3 has no memory for 4 samples and is left out."""
+    devices = with_memory({3: 2.5 * COSTS.held[0] + COSTS.model[0] + COSTS.state[0]})
+    found = plan(policy("planned", cuts, least_batch=4, devices=devices), samples={**SAMPLES, 2: 3})
+    assert set(found.batches) == set(found.cuts) == {0, 1, 2, 4}
+    assert found.batches.pop(2) == 3 and min(found.batches.values()) >= 4
     at = 2 if cuts == "fixed" else 1
     assert found.notes[0] == (
-        f"infeasible_memory: client 2 is left out, because it does not hold 4 samples and the layers of cut {at}; give "
+        f"infeasible_memory: client 3 is left out, because it does not hold 4 samples and the layers of cut {at}; give "
         f"its device more memory{', or a smaller cut' if at == 2 else ''}"
     )
 

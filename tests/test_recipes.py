@@ -524,8 +524,6 @@ def test_hasfl_on_fashion_mnist() -> None:
     strong = Choice("table1", {"tflops": (0.1, 2.0), "mbits_up": (10.0, 80.0)})
     for run in recipe.runs:
         assert run.devices == (strong if "strong" in run.name else Choice("table1"))
-        assert (run.method.options["interval"], run.method.options["replan_every"]) == (
-            hasfl_evidence.INTERVAL,
-            hasfl_evidence.REPLAN,
-        )
+        assert (run.method.options["interval"], run.method.options["least_batch"]) == (hasfl_evidence.INTERVAL, 1)
+        assert (run.rounds, run.until_accuracy) == (hasfl_evidence.ROUNDS, hasfl_evidence.TARGET)
     assert (recipe.race, set(recipe.targets.values())) == ("time", {hasfl_evidence.TARGET})

@@ -30,14 +30,14 @@ class _Terms(NamedTuple):
     b: float  # noise of one sample less
     c: Floats  # server seconds a sample, of each device
     d: float  # seconds of a round that no batch size changes: its share of the aggregation
-    least: int  # batch size
+    least: Floats  # batch size, of each device
 
 
 def _terms(problem: Problem, cuts: Ints) -> _Terms:
     drift = problem.drift_rate * problem.slopes[int(cuts.max()) - 1]
     shared = problem.latency(np.ones(len(cuts)), cuts).aggregation / problem.interval
     server = table(problem).server[cuts - 1]
-    return _Terms(problem.target - float(drift), problem.noise_rate, server, shared, problem.least)
+    return _Terms(problem.target - float(drift), problem.noise_rate, server, shared, problem.smallest)
 
 
 def times_of(problem: Problem, cuts: Ints, batches: Ints | Floats) -> Times:
@@ -100,8 +100,8 @@ UNREACHABLE = (
 
 def rounded(problem: Problem, cuts: Ints, continuous: Floats, largest: Floats) -> Ints:
     """(52) Whole numbers: within the largest, the better neighbour of each while all others stay as they are."""
-    most = np.maximum(np.floor(largest), problem.least)
-    b = np.clip(continuous, problem.least, most)
+    most = np.maximum(np.floor(largest), problem.smallest)
+    b = np.clip(continuous, problem.smallest, most)
     here, terms = table(problem).at(cuts), _terms(problem, cuts)
     there, back = of_others(b * here.there), of_others(b * here.back)
 
@@ -122,7 +122,7 @@ def paper(problem: Problem, cuts: Ints, batches: Ints) -> Ints:
     """The paper's step: T3 and T4 stay what the given batches take, so that the slowest one's can only shrink."""
     times = times_of(problem, cuts, batches)
     most = np.floor(largest(problem, cuts, times) * (1 + CLOSE))  # a quotient may fall short of itself
-    most = np.maximum(most, problem.least)
+    most = np.maximum(most, problem.smallest)
     start = _feasible(problem, cuts, batches.astype(float), most)
     found = rounded(problem, cuts, newton_jacobi(problem, cuts, times, start), most)
     return found if problem.headroom(found, cuts) > 0 else np.ceil(_feasible(problem, cuts, found, most)).astype(int)
@@ -130,7 +130,7 @@ def paper(problem: Problem, cuts: Ints, batches: Ints) -> Ints:
 
 def _feasible(problem: Problem, cuts: Ints, batches: Ints | Floats, most: Floats) -> Floats:
     """The batches, all doubled until the target comes within reach, each up to its largest."""
-    if (most < problem.least).any() or problem.headroom(most, cuts) <= 0:
+    if (most < problem.smallest).any() or problem.headroom(most, cuts) <= 0:
         raise InfeasibleError("infeasible_eps", UNREACHABLE.format(target=problem.target))
     b = np.asarray(batches, dtype=float)
     while problem.headroom(b, cuts) <= 0:
@@ -142,7 +142,7 @@ def joint(problem: Problem, cuts: Ints) -> Ints:
     """The best batch sizes for these cuts, T3 and T4 included."""
     here, terms = table(problem).at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
-    b = _feasible(problem, cuts, np.full(len(cuts), problem.least), most)
+    b = _feasible(problem, cuts, problem.smallest, most)
     times, price = (0.0, 0.0), np.inf
     for _ in range(MOST_RATIOS):
         ratio = problem.seconds_per_round(b, cuts) / problem.headroom(b, cuts)
@@ -164,7 +164,7 @@ def _wanted(terms: _Terms, most: Floats, price: float) -> Floats:
 def _best_times(here: Table, terms: _Terms, most: Floats, price: float) -> Times:
     """T3 and T4 at which seconds minus price times headroom is least: convex in T3, with the best T4 for each."""
     free = _wanted(terms, most, price)
-    low = terms.least * here.there.max()  # the least batch for everyone
+    low = (terms.least * here.there).max()  # the least batch for everyone
     high = max(low, min((free * here.there).max(), np.sqrt(price * terms.b * here.there.sum())))
     for _ in range(ZOOMS):
         t3 = np.geomspace(low, high, GRID)
@@ -188,7 +188,7 @@ def _best_back(back: Floats, limit: Floats, terms: _Terms, price: float) -> Floa
     sums = np.cumsum(back[order], axis=1), np.cumsum((terms.c / back)[order], axis=1)
     roots = np.sqrt(price * terms.b * sums[0] / (1 + sums[1]))
     best = np.minimum(np.take_along_axis(bound, order, axis=1), roots).max(axis=1)
-    times: Floats = np.maximum(best, terms.least * back.max())
+    times: Floats = np.maximum(best, (terms.least * back).max())
     return times
 
 
@@ -199,7 +199,7 @@ def _whole(problem: Problem, cuts: Ints, price: float, times: Times) -> Ints:
     """
     here, terms = table(problem).at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
-    best, batches = np.inf, np.full(len(cuts), float(problem.least))
+    best, batches = np.inf, problem.smallest
     for near in (False, True):
         t3, t4 = (
             _nearest(time, each) if near else np.geomspace(time / 2, 2 * time, CANDIDATES)

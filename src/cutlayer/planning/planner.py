@@ -111,8 +111,8 @@ def plan(
 
     `costs`: of the model's layers, as its profile tells them. `bound`: what is known of the loss. `interval`:
     mini-batches between aggregations. `samples`: how many each device holds; no batch is larger. `least_batch`: none is
-    smaller; give 4 or more to a model with BatchNorm. `mode`: `joint` chooses the batch sizes together with how long
-    the slowest device may take; `paper` holds that fixed as HASFL does.
+    smaller, unless a device has fewer samples; give 4 or more to a model with BatchNorm. `mode`: `joint` chooses the
+    batch sizes together with how long the slowest device may take; `paper` holds that fixed as HASFL does.
 
         profile = cutlayer.profile(models.vgg16(), (3, 32, 32), optimiser_slots=0)
         fast, slow = Device(flops=2e12, up=80e6, down=380e6), Device(flops=1e11, up=10e6, down=50e6)
@@ -159,7 +159,7 @@ def solve(problem: Problem, *, mode: Mode = "joint", previous: Plan | None = Non
 
 def _those_that_fit(problem: Problem) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The devices that hold the least batch and one layer, and a note for each that does not."""
-    fits = problem.capacity(np.ones(problem.num_devices, dtype=int)) >= problem.least
+    fits = problem.capacity(np.ones(problem.num_devices, dtype=int)) >= problem.smallest
     what = "one sample" if problem.least == 1 else f"{problem.least} samples"
     if not fits.any():
         raise InfeasibleError(
@@ -277,7 +277,7 @@ def refine(problem: Problem, given: Plan) -> Plan:
 
 def _shifts(problem: Problem, cuts: Ints) -> Iterator[Plan]:
     """All cuts no deeper than some layer, or no shallower where memory allows, each with its best batches."""
-    fitting = (table(problem).capacity >= problem.least).sum(axis=1)  # memory grows with the cut
+    fitting = (table(problem).capacity >= problem.smallest[:, None]).sum(axis=1)  # memory grows with the cut
     layers = range(1, problem.num_layers + 1)
     moved = [np.minimum(cuts, j) for j in layers] + [np.minimum(np.maximum(cuts, j), fitting) for j in layers]
     for candidate in np.unique(moved, axis=0):

@@ -73,7 +73,7 @@ class Policy:
     cuts: CutRule | tuple[int, ...] = "planned"
     mode: Mode = "joint"  # of the planner, where it finds both
     interval: int = 15  # mini-batches between aggregations
-    least_batch: int = 1  # no planned batch is smaller
+    least_batch: int = 1  # no planned batch is smaller, unless a client has fewer samples
     random_batch: tuple[int, int] = (1, 64)  # from, to
     devices: Devices | None = None  # where given, no batch is larger than what their memory holds
     costs: Costs | None = None  # of the model's layers
@@ -170,7 +170,9 @@ class Policy:
 
     def _fixed(self, now: _Round) -> RoundPlan:
         """The same for everyone; a device that does not hold the least batch there has fewer layers."""
-        cuts = {j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= self._least) for j in now.ids}
+        cuts = {
+            j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= self._least(now, j)) for j in now.ids
+        }
         return RoundPlan(dict.fromkeys(now.ids, now.batch), cuts)
 
     def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
@@ -200,7 +202,7 @@ class Policy:
         draw = keys.generator(now.key, "cut", client)
         while True:
             cut = int(draw.integers(1, self._num_layers))
-            if now.room(client, cut) >= self._least:
+            if now.room(client, cut) >= self._least(now, client):
                 return cut
 
     def _fixed_cuts(self, now: _Round) -> ByClient:
@@ -232,26 +234,24 @@ class Policy:
         """The clients that hold the least batch at their cut, at cut 1 where it is not fixed; a note on each other."""
         free = self.cuts in ("planned", "random", "resources")
         cuts = dict.fromkeys(now.ids, 1) if free else self._fixed_cuts(now)
-        least = self._least
-        fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= least)
-        what = "one sample" if least == 1 else f"{least} samples"
+        fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= self._least(now, j))
         if not fits:
             raise InfeasibleError(
                 "infeasible_memory",
-                f"no client holds {what} and the layers of its cut; give the devices more memory, or a smaller cut",
+                f"no client holds {_counted(self._least(now, now.ids[0]))} and the layers of its cut; give the devices "
+                "more memory, or a smaller cut",
             )
         notes = (
-            f"infeasible_memory: client {j} is left out, because it does not hold {what} and the layers of cut "
-            f"{cuts[j]}; give its device more memory{'' if cuts[j] == 1 else ', or a smaller cut'}"
+            f"infeasible_memory: client {j} is left out, because it does not hold {_counted(self._least(now, j))} and "
+            f"the layers of cut {cuts[j]}; give its device more memory{'' if cuts[j] == 1 else ', or a smaller cut'}"
             for j in now.ids
             if j not in fits
         )
         return fits, tuple(notes)
 
-    @property
-    def _least(self) -> int:
+    def _least(self, now: _Round, client: int) -> int:
         """The smallest batch that a client must hold."""
-        return self.least_batch if self.batches == "planned" else 1
+        return max(min(self.least_batch, now.samples[client]), 1) if self.batches == "planned" else 1
 
     def _problem(self, now: _Round) -> Problem:
         if now.bound is None and self.estimates:
@@ -280,6 +280,10 @@ def by_resources(problem: Problem, batches: Ints) -> Ints:
     models = np.outer(1 / fleet.fed_up + 1 / fleet.fed_down, costs.model) / problem.interval
     cuts: Ints = np.where(batches[:, None] <= one.capacity, step + models, np.inf).argmin(axis=1) + 1
     return cuts
+
+
+def _counted(samples: int) -> str:
+    return "one sample" if samples == 1 else f"{samples} samples"
 
 
 def _no_bound(num_layers: int) -> Bound:

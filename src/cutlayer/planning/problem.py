@@ -184,7 +184,7 @@ class Problem:
     bound: Bound
     interval: int = 15  # I: mini-batches between aggregations
     samples: Ints | None = None  # of each device: no batch is larger
-    least: int = 1  # no batch is smaller
+    least: int = 1  # no batch is smaller, unless a device has fewer samples
 
     def __post_init__(self) -> None:
         for name in ("noise", "slope"):
@@ -206,6 +206,12 @@ class Problem:
     @property
     def num_layers(self) -> int:
         return len(self.costs.forward)
+
+    @cached_property
+    def smallest(self) -> Floats:
+        """The smallest batch of each device."""
+        everyone: Floats = np.full(self.num_devices, float(self.least))
+        return everyone if self.samples is None else np.maximum(np.minimum(everyone, self.samples), 1.0)
 
     # -- convergence ----------------------------------------------------------------------------------------------
 
