@@ -178,16 +178,14 @@ def test_a_slow_way_back_binds() -> None:
 # -- no plan, or not the one asked for --------------------------------------------------------------------------------
 
 
-def test_a_target_below_any_drift_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_below_any_drift_is_raised() -> None:
     problem = table_one(0)  # K = 4 (50 * 5e-4 * 15)^2 = 0.5625, times 0.1
-    with caplog.at_level(logging.WARNING, logger="cutlayer"):
-        planned = solve(with_bound(problem, target=0.05))
+    planned = solve(with_bound(problem, target=0.05))
     note = (
         f"raised_eps: the target 0.05 is now {problem.target:.3g}, because even the shallowest cut drifts by 0.0563; "
         "lower the learning rate or the interval"
     )
     assert planned.notes == (note,)
-    assert caplog.messages == [note]
     assert planned.plan == solve(problem).plan
     assert planned.problem.target == problem.target
 
@@ -211,23 +209,6 @@ def test_a_target_out_of_reach(mode: str) -> None:
         solve(few_samples(), mode=mode)
     assert caught.value.why == "infeasible_eps"
     assert str(caught.value) == NO_TARGET
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_previous_plan_is_kept_where_none_reaches_the_target(mode: str) -> None:
-    previous = Plan((2, 2), (2, 1))
-    planned = solve(few_samples(), mode=mode, previous=previous)
-    assert planned.plan == previous
-    assert planned.notes == (f"infeasible_eps: the previous plan is kept, because {NO_TARGET}",)
-    assert planned.seconds == np.inf
-    assert planned.bindings == ("samples", "samples")
-
-
-def test_the_previous_plan_of_those_that_still_take_part() -> None:
-    small = with_memory(few_samples(), np.array([0.5, np.inf]))
-    planned = solve(replace(small, bound=replace(small.bound, target=0.01)), previous=Plan((3, 4), (2, 1)))
-    assert planned.plan == Plan((4,), (1,))
-    assert [note.split(":")[0] for note in planned.notes] == ["infeasible_memory", "infeasible_eps"]
 
 
 def test_devices_without_memory_are_left_out() -> None:
@@ -344,6 +325,13 @@ def test_plan_takes_a_profile_and_devices() -> None:
     assert planned.plan == plan(vgg_costs(), DEVICES, BOUND, interval=10, samples=[50, 60]).plan
     assert planned.plan.batches[0] > planned.plan.batches[1]
     assert planned.straggler == 1
+
+
+def test_plan_logs_its_notes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="cutlayer"):
+        planned = plan(vgg_costs(), DEVICES, replace(BOUND, target=1e-9))
+    assert caplog.messages == list(planned.notes)
+    assert planned.notes[0].startswith("raised_eps: the target 1e-09 is now ")
 
 
 def test_plan_in_the_papers_mode() -> None:

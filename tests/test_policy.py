@@ -11,7 +11,7 @@ import pytest
 from cutlayer.errors import ConfigError, InfeasibleError, UnknownNameError
 from cutlayer.planning import batch_sizes, cut_layers, planner
 from cutlayer.planning.devices import Device, Devices
-from cutlayer.planning.policy import BASELINES, Given, Policy, RoundPlan, by_resources
+from cutlayer.planning.policy import BASELINES, Policy, RoundPlan, by_resources
 from cutlayer.planning.problem import Bound, Costs, Fleet, Problem
 
 
@@ -65,7 +65,6 @@ def array(plan: RoundPlan, which: str, ids: tuple[int, ...]) -> np.ndarray[Any, 
 def test_fixed_is_the_runs_own_for_everyone() -> None:
     found = plan(Policy(batches="fixed", cuts="fixed"), SOME, batch=20, cut=3)
     assert found == RoundPlan({1: 20, 4: 20}, {1: 3, 4: 3}, ())
-    assert found.given(4) == Given(batch=20, cut=3)
 
 
 def test_tuples_hold_each_clients_own_numbers() -> None:
@@ -135,7 +134,8 @@ def test_a_random_cut_is_drawn_again_until_a_sample_fits_and_stays_where_it_does
         free, found = plan(chance, key=key), plan(tight, key=key)
         assert found.cuts[1] == free.cuts[1] if free.cuts[1] < 3 else found.cuts[1] < 3
         assert found.batches[1] == min(free.batches[1], {1: 2, 2: 1}[found.cuts[1]])  # 1.7e5 / 8e4, 1.3e5 / 1.2e5
-        assert {j: found.given(j) for j in (0, 2, 3, 4)} == {j: free.given(j) for j in (0, 2, 3, 4)}
+        for mine, others in ((found.batches, free.batches), (found.cuts, free.cuts)):
+            assert all(mine[j] == others[j] for j in (0, 2, 3, 4))
         moved += found.cuts[1] != free.cuts[1]
     assert moved > 5
 
@@ -420,3 +420,15 @@ def test_a_probe_takes_what_fits() -> None:
     assert found.batches == {0: 32, 2: 32, 3: 1, 4: 5}
     assert found.cuts == {0: 3, 2: 3, 3: 1, 4: 3}
     assert [note.split(":")[0] for note in found.notes] == ["infeasible_memory"]
+
+
+def test_a_note_is_logged_when_it_is_new_and_not_every_round(caplog: pytest.LogCaptureFixture) -> None:
+    mine = policy("planned", "planned", devices=with_memory({1: 1.0}))
+    first = plan(mine, bound=HOPELESS)
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        note.partition(":")[0] for note in first.notes
+    ]
+    assert first.notes[0].startswith("infeasible_memory: client 1 is left out")
+    caplog.clear()
+    second = plan(mine, bound=HOPELESS, previous=first)
+    assert len(second.notes) == len(first.notes) and caplog.messages == []

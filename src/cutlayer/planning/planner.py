@@ -133,26 +133,21 @@ def plan(
         samples=None if samples is None else np.array(samples, dtype=np.int64),
         least=least_batch,
     )
-    return solve(problem, mode=mode)
+    planned = solve(problem, mode=mode)
+    for note in planned.notes:
+        log.warning("%s", note)
+    return planned
 
 
-def solve(problem: Problem, *, mode: Mode = "joint", previous: Plan | None = None) -> Planned:
-    """The best plan found; the previous one, with a note, where none reaches the target."""
+def solve(problem: Problem, *, mode: Mode = "joint") -> Planned:
+    """The best plan found; an error where none reaches the target, or none fits any device."""
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}; it must be 'joint' or 'paper'")
     taking, notes = _those_that_fit(problem)
     excluded = tuple(sorted(set(range(problem.num_devices)) - set(taking)))
     reduced, more = _reachable(_only(problem, taking))
     notes += more
-    try:
-        found = _best(reduced, mode)
-    except InfeasibleError as error:
-        if previous is None:
-            raise
-        found = _restricted(previous, taking)
-        notes += (f"infeasible_eps: the previous plan is kept, because {error}",)
-    for note in notes:
-        log.warning("%s", note)
+    found = _best(reduced, mode)
     before = _usual(reduced)
     return Planned(problem=reduced, devices=taking, excluded=excluded, plan=found, before=before, notes=notes)
 
@@ -202,11 +197,6 @@ def _reachable(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         for why in reasons
     )
     return by_rule, tuple(notes)
-
-
-def _restricted(previous: Plan, taking: tuple[int, ...]) -> Plan:
-    """The previous plan of the devices that take part now."""
-    return Plan(*(tuple(values[i] for i in taking) for values in previous))
 
 
 def _usual(problem: Problem) -> Plan:

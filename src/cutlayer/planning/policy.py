@@ -34,22 +34,12 @@ BASELINES: dict[str, tuple[BatchRule, CutRule]] = {
 }
 
 
-class Given(NamedTuple):
-    """What one client is told."""
-
-    batch: int
-    cut: int
-
-
 class RoundPlan(NamedTuple):
     """The batch size and the cut of every client that takes part, and what stood in the way."""
 
     batches: ByClient
     cuts: ByClient
     notes: tuple[str, ...] = ()  # each a name such as infeasible_memory, then what happened
-
-    def given(self, client: int) -> Given:
-        return Given(self.batches[client], self.cuts[client])
 
 
 class _Round(NamedTuple):
@@ -133,9 +123,8 @@ class Policy:
             found = self._found(those)
         except InfeasibleError as error:
             found = self._kept(those, error)
-        if notes and (previous is None or notes[0] not in previous.notes):  # told once, not every round
-            log.warning("%s", "; ".join(notes))
         capped = {j: min(found.batches[j], room(j, found.cuts[j])) for j in taking}
+        _tell_new(notes + found.notes, previous)
         return RoundPlan(capped, found.cuts, notes + found.notes)
 
     def _found(self, now: _Round) -> RoundPlan:
@@ -160,12 +149,10 @@ class Policy:
         kept, told = _previous(now), "the previous plan is kept"
         if kept is None:
             kept, told = self._fixed(now), f"batch size {now.batch} and cut {now.cut} are used as far as they fit"
-        note = f"{error.why}: {told}, because {error}"
-        log.warning("%s", note)
         return RoundPlan(
             kept.batches if self.batches == "planned" else self._given_batches(now),
             kept.cuts if self.cuts == "planned" else self._given_cuts(now),
-            (note,),
+            (f"{error.why}: {told}, because {error}",),
         )
 
     def _fixed(self, now: _Round) -> RoundPlan:
@@ -280,6 +267,14 @@ def by_resources(problem: Problem, batches: Ints) -> Ints:
     models = np.outer(1 / fleet.fed_up + 1 / fleet.fed_down, costs.model) / problem.interval
     cuts: Ints = np.where(batches[:, None] <= one.capacity, step + models, np.inf).argmin(axis=1) + 1
     return cuts
+
+
+def _tell_new(notes: tuple[str, ...], previous: RoundPlan | None) -> None:
+    """Log what is noted for the first time: the numbers in a note change from round to round, its name does not."""
+    known = {note.partition(":")[0] for note in previous.notes} if previous is not None else set()
+    for note in notes:
+        if note.partition(":")[0] not in known:
+            log.warning("%s", note)
 
 
 def _counted(samples: int) -> str:
