@@ -17,7 +17,7 @@ from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
 from cutlayer.pieces.heard import all_finite, heard, loss_of_finite, rescaled
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.observe import Estimates, Observer, renewed
-from cutlayer.pieces.recut import moved, of_model, regrown
+from cutlayer.pieces.recut import of_model, recut, regrown
 from cutlayer.pieces.report import report
 from cutlayer.places import Clients, Step
 from cutlayer.planning.devices import Devices
@@ -62,24 +62,17 @@ class Hasfl:
     @property
     def fewest(self) -> int:
         """What changes servers, layers when the deepest cut moves or estimates, would tell of a single client."""
-        cuts = self.policy.cuts
-        steady = cuts == "fixed" or (isinstance(cuts, tuple) and len(set(cuts)) == 1)
-        return 1 if steady and not self.policy.estimates else 2
+        return 1 if self.policy.steady and not self.policy.estimates else 2
 
     @property
     def smallest_batch(self) -> int:
         """Of any client in any round; the run's own size is known elsewhere."""
-        rules = {"planned": self.policy.least_batch, "random": self.policy.random_batch[0], "fixed": PROBE_BATCH}
-        batches = self.policy.batches
-        return min(batches) if isinstance(batches, tuple) else rules[batches]
+        return self.policy.smallest_batch or PROBE_BATCH
 
     @property
     def num_clients(self) -> int | None:
         """How many the lists of batches and cuts are for."""
-        lists = [len(rule) for rule in (self.policy.batches, self.policy.cuts) if isinstance(rule, tuple)]
-        if len(set(lists)) > 1:
-            raise ConfigError(f"hasfl has {lists[0]} batches and {lists[1]} cuts; give one of each for each client")
-        return lists[0] if lists else None
+        return self.policy.num_clients
 
     @property
     def counts_steps(self) -> bool:
@@ -109,7 +102,7 @@ class Hasfl:
             round=state.round + 1,
             client=fed.mean(forged),  # (7)
             server=parts.common,
-            memory={"deepest": parts.deepest, "estimates": estimates, "plan": _written(plan, asked)},
+            memory={"deepest": parts.deepest, "estimates": estimates, "plan": plan.written(asked)},
             report=server.sum(server.each(report, parts.between.progress)),
         )
 
@@ -174,10 +167,8 @@ class Hasfl:
         before = state.memory["deepest"]
         if deepest == before:
             return state
-        (fed_has, server_has), (fed_needs, server_needs) = self.model.at(before).sides, self.model.at(deepest).sides
-        common = server.do(_model_of, state.server)
-        lower = moved(state.client, common, fed, server, fed_has, fed_needs, of_model)
-        upper = moved(common, state.client, server, fed, server_has, server_needs, of_model)
+        old, new, common = self.model.at(before), self.model.at(deepest), server.do(_model_of, state.server)
+        lower, upper = recut(state.client, common, old, new, server, fed, of_model)
         part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
         return state._replace(client=lower, server=part, memory={**state.memory, "deepest": deepest})
 
@@ -185,7 +176,7 @@ class Hasfl:
 
     def plan(self, state: State, clients: Clients, server: Server, estimates: Held | None) -> RoundPlan:
         """This round's cuts and batch sizes: the last round's, or what the policy makes of what is known by now."""
-        last = _read(state.memory.get("plan"))
+        last = RoundPlan.read(state.memory.get("plan"))
         if last is not None and state.round % self.replan_every and state.memory["plan"]["asked"] == clients.ids:
             return last
         known = None if estimates is None else self.bound(server.look(estimates), state.round)
@@ -255,19 +246,6 @@ _first_planned = lru_cache(maxsize=2)(_planned)  # the first round may be tried 
 
 def _model_of(part: Part) -> Model:
     return part.model
-
-
-def _written(plan: RoundPlan, asked: tuple[int, ...]) -> dict[str, Any]:
-    """A plan as a checkpoint and a metrics file can hold it, and whom it was made for: some may be left out."""
-    batches, cuts = ({str(j): value for j, value in values.items()} for values in (plan.batches, plan.cuts))
-    return {"batches": batches, "cuts": cuts, "notes": plan.notes, "asked": asked}
-
-
-def _read(plan: dict[str, Any] | None) -> RoundPlan | None:
-    if plan is None:
-        return None
-    batches, cuts = ({int(j): value for j, value in plan[name].items()} for name in ("batches", "cuts"))
-    return RoundPlan(batches, cuts, tuple(plan["notes"]))
 
 
 def hasfl(

@@ -8,7 +8,7 @@ from cutlayer import keys
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import final
 from cutlayer.methods.splitfed import SplitFed
-from cutlayer.pieces.recut import moved, of_model, of_tensors
+from cutlayer.pieces.recut import of_model, of_tensors, recut
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -64,12 +64,6 @@ def _is_range(cuts: Any, last: int) -> bool:
 
 def _recut(state: State, old: Split, new: Split, server: Server, fed: Fed) -> State:
     """The state with every value at the side of the new cut that holds it."""
-    (fed_has, server_has), (fed_needs, server_needs) = old.sides, new.sides
-    lower = moved(state.client, state.server, fed, server, fed_has, fed_needs, of_model)
-    upper = moved(state.server, state.client, server, fed, server_has, server_needs, of_model)
-    below, above = state.memory["client"], state.memory["server"]
-    memory = {
-        "client": moved(below, above, fed, server, fed_has, fed_needs, of_tensors),
-        "server": moved(above, below, server, fed, server_has, server_needs, of_tensors),
-    }
-    return state._replace(client=lower, server=upper, memory=memory)
+    lower, upper = recut(state.client, state.server, old, new, server, fed, of_model)
+    below, above = recut(state.memory["client"], state.memory["server"], old, new, server, fed, of_tensors)
+    return state._replace(client=lower, server=upper, memory={"client": below, "server": above})

@@ -5,14 +5,22 @@ from functools import partial
 
 from cutlayer.kinds import SYNC
 from cutlayer.optim import Transform
-from cutlayer.servers import Keeper
+from cutlayer.servers import Fed, Keeper, Server
+from cutlayer.split import Split
 from cutlayer.state import Model, Part, Tensors
 from cutlayer.values import Held
 
 Pick = Callable[..., Model | Tensors]
 
 
-def moved(
+def recut(below: Held, above: Held, old: Split, new: Split, server: Server, fed: Fed, pick: Pick) -> tuple[Held, Held]:
+    """Both servers' values, each at the side of the new cut that holds it."""
+    (fed_has, server_has), (fed_needs, server_needs) = old.sides, new.sides
+    lower = _moved(below, above, fed, server, fed_has, fed_needs, pick)
+    return lower, _moved(above, below, server, fed, server_has, server_needs, pick)
+
+
+def _moved(
     own: Held, other: Held, here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick
 ) -> Held:
     """What this keeper needs, of what it has and of what the other one sends."""

@@ -41,6 +41,19 @@ class RoundPlan(NamedTuple):
     cuts: ByClient
     notes: tuple[str, ...] = ()  # each a name such as infeasible_memory, then what happened
 
+    def written(self, asked: Ids) -> dict[str, Any]:
+        """As a checkpoint and a metrics file can hold it, with whom it was made for: some may be left out."""
+        batches, cuts = ({str(j): value for j, value in values.items()} for values in (self.batches, self.cuts))
+        return {"batches": batches, "cuts": cuts, "notes": self.notes, "asked": asked}
+
+    @classmethod
+    def read(cls, plan: dict[str, Any] | None) -> "RoundPlan | None":
+        """What was written, if anything was."""
+        if plan is None:
+            return None
+        batches, cuts = ({int(j): value for j, value in plan[name].items()} for name in ("batches", "cuts"))
+        return cls(batches, cuts, tuple(plan["notes"]))
+
 
 class _Round(NamedTuple):
     """What is known when a round is planned."""
@@ -101,6 +114,26 @@ class Policy:
     def estimates(self) -> bool:
         """Whether it needs a bound, whose constants are estimated from gradients."""
         return "planned" in (self.batches, self.cuts)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the deepest cut is the same in every round, whoever takes part."""
+        return self.cuts == "fixed" or (isinstance(self.cuts, tuple) and len(set(self.cuts)) == 1)
+
+    @property
+    def smallest_batch(self) -> int | None:
+        """Of any client in any round; None where it is the run's own."""
+        if isinstance(self.batches, tuple):
+            return min(self.batches)
+        return {"planned": self.least_batch, "random": self.random_batch[0]}.get(self.batches)
+
+    @property
+    def num_clients(self) -> int | None:
+        """How many the lists of batches and cuts are for; None where there is no list."""
+        lists = [len(rule) for rule in (self.batches, self.cuts) if isinstance(rule, tuple)]
+        if len(set(lists)) > 1:
+            raise ConfigError(f"hasfl has {lists[0]} batches and {lists[1]} cuts; give one of each for each client")
+        return lists[0] if lists else None
 
     def __call__(
         self,
