@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python bench/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
 	$(BIN)/python bench/plan.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/client_memory.py
 
 # The pinned versions first, then the package itself without looking for others.
 $(READY): requirements.txt pyproject.toml

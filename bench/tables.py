@@ -7,11 +7,13 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def options(description: str) -> argparse.Namespace:
-    """The command line of a benchmark."""
+def options(description: str, *own: tuple[str, dict[str, Any]]) -> argparse.Namespace:
+    """The command line of a benchmark, with options of its own: each a name and what argparse is told of it."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small and few: checks that it works, measures nothing")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    for name, told in own:
+        parser.add_argument(name, **told)
     return parser.parse_args()
 
 

@@ -24,15 +24,29 @@ BATCH = Batching(size=4)
 SEED = 3
 NUM_UNITS = 5  # of resnet_tiny
 # What a method needs to be told where it is one of many: HASFL plans for devices, and here there are none.
-TOLD: dict[str, dict[str, Any]] = {"hasfl": {"interval": 3, "batches": "fixed", "cuts": "fixed"}}
+TOLD: dict[str, dict[str, Any]] = {
+    "hasfl": {"interval": 3, "batches": "fixed", "cuts": "fixed"},
+    "fsl_sage": {"align_epochs": 2},
+}
+ONE_STEP = ("hosfl", "mu_splitfed")  # a round of theirs is one mini-batch
+OWN_LENGTH = ("hasfl", *ONE_STEP)  # who count the mini-batches of a round themselves
+GENERAL = tuple(name for name in methods.METHODS if name != "splitlora")  # who train any model, also without adapters
+FROZEN_NORMS = ("hosfl", "zo_sfl", "mu_splitfed", "splitlora")  # who need them, or something else, not to train
+TWO_PART_ONLY = ("hosfl", "zo_sfl", "mu_splitfed", "fsl_sage")  # who need the loss at the server
 
 torch.set_num_threads(1)
 
 
 def using(run: Run, method: str) -> Run:
     """The run with this method; one that counts the mini-batches of a round itself is told no number of steps."""
-    batching = replace(run.batching, steps=None) if method in TOLD else run.batching
-    return replace(run, method=Choice(method, TOLD.get(method, {})), batching=batching)
+    batching = replace(run.batching, steps=None) if method in OWN_LENGTH else run.batching
+    choice = Choice(method, TOLD.get(method, {}))
+    return replace(run, method=choice, batching=batching, freeze_norms=method in FROZEN_NORMS)
+
+
+def fit_for(method: str, net: nn.Module) -> nn.Module:
+    """The network as this method can train it."""
+    return models.freeze_norms(net) if method in FROZEN_NORMS else net
 
 
 def clients_of(sizes: Sequence[int] = SIZES) -> Partition:

@@ -14,6 +14,7 @@ from cutlayer import methods, optim
 from cutlayer.batches import Batching, Walk
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
+from cutlayer.memory import Memory
 from cutlayer.meters.base import Meter
 from cutlayer.pieces.sampler import shuffled, uniform
 from cutlayer.pieces.sizes import Regulated
@@ -38,6 +39,7 @@ def steps(batching: Batching, sizes: tuple[int, ...] = SIZES, **options: Any) ->
         walk=lambda regulated: Walk(batching, index, 7, regulated),
         sizes={j: float(len(i)) for j, i in enumerate(index)},
         key=7,
+        memory=Memory(),
     )
     return list(Clients(world, tuple(range(len(index)))).steps(**options))
 

@@ -15,8 +15,9 @@ import cutlayer
 from cutlayer import cli, recipes, simulation
 from cutlayer.cli import catalogue, choose, launch
 from cutlayer.config import Run
-from cutlayer.data.sources import SOURCES
+from cutlayer.data import sources
 from cutlayer.folder import Folder
+from cutlayer.methods import METHODS
 from cutlayer.recipes.recipe import Recipe
 from cutlayer.recipes.scale import scaled
 from cutlayer.training import Record, Training
@@ -38,9 +39,31 @@ RUN_OPTIONS = {
 }
 FROZEN = {
     "run": RUN_OPTIONS | {"--only", "--dry-run"},
-    "compare": {"paths", "--target", "--together", "--figure", "--json"},
+    "compare": {
+        "paths",
+        "--target",
+        "--together",
+        "--figure",
+        "--traffic",
+        "--samples",
+        "--paper-convention",
+        "--json",
+    },
     "cuts": RUN_OPTIONS | {"--method", "--cut", "--alpha"},
-    "profile": {"model", "--input", "--classes", "--set", "--optimiser", "--cut", "--json"},
+    "profile": {
+        "model",
+        "--input",
+        "--classes",
+        "--set",
+        "--optimiser",
+        "--cut",
+        "--memory",
+        "--batch",
+        "--perturbations",
+        "--overlap",
+        "--device",
+        "--json",
+    },
     "plan": {
         "--model",
         "--devices",
@@ -62,10 +85,31 @@ FROZEN = {
         "--set",
         "--json",
     },
+    "overlap": {
+        "--layers",
+        "--layer-params",
+        "--head-params",
+        "--hidden",
+        "--batch",
+        "--tokens",
+        "--value-bytes",
+        "--uplink",
+        "--downlink",
+        "--rtt",
+        "--client-tflops",
+        "--server-tflops",
+        "--noise",
+        "--draws",
+        "--seed",
+        "--figure",
+        "--json",
+    },
     "list": {"kind", "--json"},
 }
 
 SHORT = ["--rounds", "2", "--engine", "loop"]
+WHOLE = {"fedavg", "fedprox", "fednar", "fedavgm", "slowmo", "fednag"}  # train the whole model at the client
+WITH_A_CUT = ", ".join(name for name in METHODS if name not in WHOLE)
 
 
 class Said:
@@ -240,7 +284,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
         ("compare --figure a.gif .", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf, .svg"),
         ("profile resnet", "unknown model 'resnet'; did you mean 'resnet50' or 'resnet34' or 'resnet18'?"),
         ("profile cnn --input 8by8", "--input '8by8' is no shape; write for example --input 3x32x32"),
-        ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam'?"),
+        ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam' or 'adamw'?"),
         ("profile cnn --set widht=3", "unknown key 'widht' in --set, [model]; did you mean 'width'?"),
         (
             "profile cnn --cut [conv]",
@@ -262,13 +306,11 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
         ("cuts --method slf_v1", "unknown method 'slf_v1' in --method; did you mean 'sfl_v1' or 'sfl_v2' or 'sl'?"),
         (
             "cuts --method sfl_v1 --method fednag",
-            "fednag trains the whole model at the client, so it has no cut to study; "
-            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi, hasfl",
+            f"fednag trains the whole model at the client, so it has no cut to study; use some of {WITH_A_CUT}",
         ),
         (
             "cuts --method sfl_v1 --set method=fedprox",
-            "fedprox trains the whole model at the client, so it has no cut to study; "
-            "use some of sl, sfl_v1, sfl_v2, mergesfl, smofi, hasfl",
+            f"fedprox trains the whole model at the client, so it has no cut to study; use some of {WITH_A_CUT}",
         ),
         ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
     ],
@@ -419,7 +461,7 @@ def test_list_names_everything(say: Any) -> None:
     sgd = next(e for e in found["optimisers"] if e["name"] == "sgd")
     assert (sgd["needs"], sgd["options"]["momentum"]) == (["lr"], 0.0)
     assert {e["source"] for e in found["recipes"]} >= {"", "SMoFi, Table 1"}
-    assert set(catalogue.DATA) == set(SOURCES) and set(catalogue.ENGINES) == set(simulation.ENGINES)
+    assert list(catalogue.DATA) == sources.names() and set(catalogue.ENGINES) == set(simulation.ENGINES)
 
 
 def test_list_of_one_kind_as_a_table(say: Any) -> None:

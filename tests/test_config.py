@@ -27,16 +27,16 @@ def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
 REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
-    "cpu_threads, cut, data, device, devices, engine, eval_every, fresh, head, method, model, name, optimiser, "
-    "partition, per_client, per_round, rounds, "
-    "seed, server_optimiser, subset, until_accuracy, until_converged, validation, weights.",
+    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, method, model, name, "
+    "optimiser, partition, per_client, per_round, rounds, "
+    "seed, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
     "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
     "[method]\nmodel = 'cnn'": "unknown key 'model' in my.toml, [method]; known: agg, sync.",
     "[partition]\nalfa = 1.0": "unknown key 'alfa' in my.toml, [partition]; did you mean 'alpha'?",
     "[batching]\nsiz = 4": "unknown key 'siz' in my.toml, [batching]; did you mean 'size'?",
-    "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'hasfl'?",
+    "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'hosfl'?",
     "data = 'digts'": "unknown data set 'digts' in my.toml; did you mean 'digits'?",
     "engine = 'lop'": "unknown engine 'lop' in my.toml; did you mean 'loop'?",
     "[method]\nsync = 'stp'": "unknown sync 'stp' in my.toml, [method]; did you mean 'step'?",
@@ -79,6 +79,8 @@ REFUSED = {
     "batching = 8": "my.toml, [batching] must be a table with size, epochs, steps, drop_last",
     "rounds = 0": "my.toml: rounds is 0; it must be at least 1",
     "per_round = 0": "my.toml: per_round is 0; it must be at least 1",
+    "until_samples = 0": "my.toml: until_samples is 0; it must be at least 1",
+    "until_samples = 1e5": "until_samples = 100000.0 in my.toml does not fit: Expected int | null, got float",
     "validation = 1": "my.toml: validation is 1.0; it must be a fraction from 0 up to below 1",
     "name = '../up'": "my.toml: the name '../up' cannot be a folder below --out; use words, with / between them",
     "name = ''": "my.toml: the name '' cannot be a folder below --out; use words, with / between them",
@@ -141,8 +143,8 @@ def test_the_written_form_is_this() -> None:
         batching=Batching(size=8),
     )
     assert config.dumps(run) == (
-        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\nrounds = 20\n'
-        "until_converged = false\n"
+        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\n'
+        "freeze_norms = false\nrounds = 20\nuntil_converged = false\n"
         'seed = 0\nengine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
@@ -193,6 +195,7 @@ runs = st.builds(
     rounds=counts,
     until_converged=st.booleans(),
     until_accuracy=st.none() | st.floats(0.01, 1),
+    until_samples=st.none() | counts,
     seed=st.integers(),
     device=words,
     cpu_threads=st.none() | st.integers(1, 4096),

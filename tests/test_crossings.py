@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TOLD, images, resnet, run, simulation
+from conftest import TOLD, fit_for, images, resnet, run, simulation
 from torch import Tensor
 
 from cutlayer import methods, optim, tree
@@ -97,31 +97,33 @@ def watch(method: methods.Method) -> tuple[Watched, Crossings]:
 SPLIT_METHODS = ("sl", "sfl_v1", "sfl_v2", "mergesfl", "smofi", "hasfl")
 JOINT = optim.sgd(0.1, clip=0.5, clip_scope="joint")
 RUNS = [
-    *((name, None, OPT, {}) for name in methods.METHODS if name not in SPLIT_METHODS),
+    *((name, None, OPT, TOLD.get(name, {})) for name in methods.METHODS if name not in SPLIT_METHODS),
     *((name, head, OPT, TOLD.get(name, {})) for name in SPLIT_METHODS for head in (None, 4)),
     *((name, head, JOINT, {}) for name in ("sl", "sfl_v1", "smofi") for head in (None, 4)),
     *(("smofi", head, OPT, {"random_cut": (2, 3)}) for head in (None, 4)),
 ]
 TO_SERVER = {"activations", "labels", "gradients", "scalars"}
-TO_FED = {"model", "statistics"}
+TO_FED = {"model", "slopes", "statistics"}
+WHOLE_MODEL = ("fedavg", "fedprox", "fednar", "fedavgm", "slowmo", "fednag")
 
 
 @pytest.mark.parametrize(("name", "head", "opt", "options"), RUNS)
 def test_no_method_lets_a_server_see_more_than_its_own_half(
     name: str, head: int | None, opt: optim.Transform, options: dict[str, Any]
 ) -> None:
-    engine, meter = watch(methods.build(name, Split(resnet(), 1, head=head), opt, opt, **options))
+    engine, meter = watch(methods.build(name, Split(fit_for(name, resnet()), 1, head=head), opt, opt, **options))
     for kind, direction, place, _ in meter.seen:
         if direction == "up":
             assert (place, kind) in {("server", k) for k in TO_SERVER} | {("fed", k) for k in TO_FED}
         else:
-            homes = {"model": ("fed",), "settings": ("clients", "server")}  # a round's number, or a client's own cut
+            # A setting is a round's number or a client's own cut; whoever is set up gets a whole model.
+            homes = {"settings": ("clients", "server"), **dict.fromkeys(("model", "slopes", "setup"), ("fed",))}
             assert place in homes.get(kind, ("server",)), f"{kind} came down from {place}"
     to_server, to_fed = meter.between("server"), meter.between("fed")
     at_the_cut = [t for k, _, _, tensors in meter.seen if k in TO_SERVER for t in tensors]
     assert not list(leaks(to_server, engine.data + engine.layers))
     assert not list(leaks(to_fed, engine.data + engine.labels + at_the_cut))
-    assert to_fed and bool(to_server) == (name in SPLIT_METHODS)
+    assert to_fed and bool(to_server) == (name not in WHOLE_MODEL)
 
 
 @pytest.mark.parametrize("name", SPLIT_METHODS)

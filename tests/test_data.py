@@ -536,7 +536,8 @@ def test_labels_out_of_range_name_the_set_and_the_sample(tmp_path):
 
 def test_names():
     assert names()[:5] == ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100"]
-    assert names()[5:] == ["tiny_imagenet", "ham10000", "shakespeare", "speech_commands"]
+    assert names()[5:9] == ["tiny_imagenet", "ham10000", "shakespeare", "speech_commands"]
+    assert names()[9:] == ["sst2", "rte", "wsc", "text"]
     with pytest.raises(UnknownNameError) as caught:
         load("cifar")
     assert str(caught.value) == "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'?"

@@ -470,7 +470,7 @@ def test_the_interval_says_how_long_a_round_is(batching: Batching, given: str) -
     with pytest.raises(ConfigError) as caught:
         simulation(hasfl(), batching=batching)
     assert str(caught.value) == (
-        f"a round of this method is `interval` mini-batches; leave {given} out of the batching"
+        f"this method counts the mini-batches of a round itself; leave {given} out of the batching"
     )
 
 

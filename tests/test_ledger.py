@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, images, resnet, run, simulation
+from conftest import GENERAL, SIZES, TOLD, fit_for, images, resnet, run, simulation
 
 from cutlayer import methods, optim, tree
 from cutlayer.batches import Batching
@@ -26,8 +26,8 @@ JOINT = optim.sgd(0.1, clip=0.5, clip_scope="joint")
 
 
 def ran(name: str, cut: int, head: int | None = None, opt: optim.Transform = OPT, **options: Any) -> Simulation:
-    fixed = {"interval": 2, "batches": "fixed", "cuts": "fixed"} if name == "hasfl" else {}
-    method = methods.build(name, Split(resnet(dtype=torch.float32), cut, head=head), opt, opt, **fixed)
+    net = fit_for(name, resnet(dtype=torch.float32))
+    method = methods.build(name, Split(net, cut, head=head), opt, opt, **TOLD.get(name, {}))
     sim = simulation(method, images(dtype=torch.float32), **options)
     run(sim, ROUNDS)
     return sim
@@ -93,16 +93,18 @@ def test_the_joint_norm_costs_a_round_trip_and_16_bytes_a_step(name: str, head: 
         assert joint.per_client[j] == apart.per_client[j] + Counter(extra)
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", GENERAL)
 def test_running_statistics_are_counted_where_asked(name: str) -> None:
     full = Ledger(count_buffers=True)
     plain = ran(name, 1, meters=(full,)).ledger
     lower, upper = Split(resnet(dtype=torch.float32), 1).initial()
-    split = name in (*SPLIT_METHODS, "hasfl")
+    split = name not in (*WHOLE_MODEL, "fednag")
     buffers = tree.num_bytes(lower.buffers) + (0 if split else tree.num_bytes(upper.buffers))
-    a_model_each_way = ROUNDS * len(SIZES) * buffers
+    times = {"down_setup": 1} if name == "hosfl" else {"up_model": ROUNDS, "down_model": ROUNDS}
     assert buffers > 0
-    assert full.totals - plain.totals == {"up_model": a_model_each_way, "down_model": a_model_each_way}
+    more = full.totals - plain.totals
+    assert (more.pop("down_auxiliary", 0) > 0) == (name == "fsl_sage")  # a copy of the server's first layers
+    assert more == {kind: n * len(SIZES) * buffers for kind, n in times.items()}
 
 
 @pytest.mark.parametrize("engine", ("loop", "vmap"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEED, TOLD, clients_of, images, simulation
+from conftest import GENERAL, SEED, TOLD, clients_of, images, simulation
 from stopping import SMALL
 from torch import Tensor, nn
 
@@ -444,7 +444,7 @@ def test_a_method_without_a_report_trains(engine: str) -> None:
     assert losses(simulation(Silent(inner=method_of("sfl_v1", flat())), engine=engine)) == [None, None]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", GENERAL)
 def test_a_client_without_layers_is_warned_of_where_it_would_send_its_data(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,14 +52,25 @@ SIZES = {  # panels and runs
     "hasfl_fig9": (2, 40),
     "hasfl_fig10": (2, 8),
     "hasfl_fig11": (2, 8),
+    "hosfl_cifar10": (2, 10),
+    "hosfl_sst2": (1, 3),
+    "hosfl_table1": (9, 27),
+    "hosfl_table2": (4, 20),
+    "hosfl_table3": (1, 5),
+    "hosfl_fig3": (2, 10),
+    "hosfl_fig4": (1, 5),
+    "hosfl_fig6": (2, 10),
+    "hosfl_fig7": (1, 4),
+    "hosfl_fig8": (1, 9),
 }
 EXTRA = {  # runs without a number in a table that has numbers
     "smofi_table2": {"fedavg"},
     "cut_table3_as_paper": {"sfl_v1-sgd-cut1"},
     "cut_table4_as_paper": {"sfl_v1-sgd-cut1"},
     "hasfl_fig6": {"hasfl", "rbs_hams", "rbs_rhams"},
+    "hosfl_fig7": {"cut4", "cut6"},
 }
-OURS = ("smofi_fashion_mnist", "hasfl_fashion_mnist")  # after no paper's table
+OURS = ("smofi_fashion_mnist", "hasfl_fashion_mnist", "hosfl_cifar10", "hosfl_sst2")  # after no paper's table
 FIRST = ("digits", "fashion_mnist", "cifar10")  # the basic methods side by side, after no paper
 PAPERS = {name: recipes.RECIPES[name] for name in SIZES}
 BY_NAME = {run.name: run for recipe in PAPERS.values() for run in recipe().runs}
@@ -114,6 +125,7 @@ def test_every_number_has_its_run_and_every_run_its_number(name: str) -> None:
     recipe = PAPERS[name]()
     runs = {run.name for run in recipe.runs}
     assert set(recipe.published) <= runs
+    assert set(recipe.traffic) in (set(), runs)
     assert set(recipe.against) | set(recipe.against.values()) <= runs
     assert {run for s in recipe.statements for run in (s.run, *s.than)} <= runs
     if recipe.published:
@@ -129,7 +141,7 @@ def test_a_panel_has_one_plain_fedavg_unless_its_target_is_given(name: str) -> N
     recipe = PAPERS[name]()
     panels = {run.name.rpartition("/")[0] for run in recipe.runs}
     assert set(recipe.targets) <= panels
-    for panel in panels - set(recipe.targets) if recipe.race == "rounds" else ():
+    for panel in panels - set(recipe.targets) if recipe.race == recipe.axis == "rounds" else ():
         assert BY_NAME[f"{panel}/fedavg"].method.name == "fedavg"
         if "as_run" not in name:
             assert BY_NAME[f"{panel}/fedavg"].method.options == {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import using
+from conftest import GENERAL, using
 from killed_run import MOMENTS
 from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
@@ -23,7 +23,6 @@ from cutlayer.engines.auto import Pick
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import CheckpointError
-from cutlayer.methods import METHODS
 from cutlayer.run import Folder, execute
 from cutlayer.simulation import Simulation
 from cutlayer.state import State
@@ -38,7 +37,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_every_method_goes_on_as_if_it_had_not_stopped(
     method: str, engine: str, folder: Folder, tmp_path: Path
 ) -> None:
@@ -167,7 +166,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(moment: str, folder: Folder,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_every", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERAL)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_every_method_survives_a_kill_at_every_moment(
     moment: str, method: str, checkpoint_every: int, folder: Folder, tmp_path: Path

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import using
+from conftest import GENERAL, using
 
 from cutlayer import build, config, recipes, registry
 from cutlayer.batches import Batching
@@ -16,7 +16,6 @@ from cutlayer.config import Choice, Run
 from cutlayer.data import Arrays
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, UnknownNameError
-from cutlayer.methods import METHODS
 from cutlayer.run import Folder, environment, execute
 
 SMALL = Run(
@@ -62,7 +61,7 @@ def test_a_run_leaves_these_files(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_the_same_run_leaves_the_same_bytes(method: str, engine: str, tmp_path: Path) -> None:
     run = replace(using(SMALL, method), engine=engine)
     one, other = Folder(tmp_path / "one"), Folder(tmp_path / "other")

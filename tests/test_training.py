@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TOLD, agree, images, resnet
+from conftest import GENERAL, OWN_LENGTH, TOLD, agree, images, resnet
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -23,7 +23,7 @@ BATCH = Batching(size=4, steps=2)
 
 def batching(method: str) -> Batching:
     """A method that counts the mini-batches of a round itself is told no number of steps."""
-    return Batching(size=4) if method in TOLD else BATCH
+    return Batching(size=4) if method in OWN_LENGTH else BATCH
 
 
 def mlp(outputs: int = 3, dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -52,14 +52,17 @@ def sfl(model: nn.Module, *args: Any, **options: Any) -> Method:
 # -- what goes in ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+ROUNDS = {"hosfl": 40, "mu_splitfed": 400, "zo_sfl": 100}  # of one step, or without gradients
+
+
+@pytest.mark.parametrize("method", GENERAL)
 def test_every_method_learns_from_arrays_in_memory(method: str) -> None:
     data = from_arrays(*blobs())
     result = train(
         method_of(method, mlp()),
         data,
         iid(len(data), CLIENTS, key=0),
-        rounds=10,
+        rounds=ROUNDS.get(method, 10),
         test=data,
         batching=batching(method),
         seed=1,
@@ -155,7 +158,7 @@ def test_clients_may_be_those_that_the_data_has() -> None:
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_a_model_in_double_precision_trains_on_data_in_double_precision(method: str) -> None:
     data = from_arrays(*blobs()).cast(torch.float64)
     partition = iid(len(data), CLIENTS, key=0)
@@ -272,7 +275,7 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(one.state_dict["0.weight"], other.state_dict["0.weight"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_numbers_that_are_not_finite_are_none_and_clients_that_stopped_are_counted(method: str) -> None:
     x, y = blobs(16)
     x[3] = np.inf

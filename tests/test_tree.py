@@ -10,6 +10,7 @@ import cutlayer
 ROOT = Path(cutlayer.__file__).parent
 VOCABULARY = {
     "cutlayer.checks",
+    "cutlayer.directions",
     "cutlayer.errors",
     "cutlayer.keys",
     "cutlayer.kinds",

@@ -13,11 +13,13 @@ from cutlayer import keys, methods, optim, registry
 from cutlayer.checks import reason
 from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
+from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS
-from cutlayer.data.sources import load
+from cutlayer.data.sources import TASKS, Dataset, data_folder, load, tokenised
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
-from cutlayer.models import MODELS
+from cutlayer.models import MODELS, freeze_norms
+from cutlayer.models.language import tokenizer
 from cutlayer.models.weights import load_weights
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
@@ -29,9 +31,9 @@ from cutlayer.training import Training
 
 def training(run: Run, root: Path | None = None, engine: str | None = None) -> Training:
     """Everything that a run names, ready for its first round; `engine` overrides, as a resumed run must."""
-    _check_device(run.device)
-    dataset = load(run.data, root)
-    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (dataset.train, dataset.test))
+    check_device(run.device)
+    sets = dataset(run, root)
+    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
     validation = None
     if run.validation:
         data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
@@ -39,7 +41,7 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
     partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
     if data.groups is not None and run.partition.name == "natural":
         test = test.of_groups(partition.names)  # the clients' own roles or speakers
-    split = model_of(run, data)
+    split = model_of(run, data, root)
     pool: Devices | None = None
     known: Profile | None = None
     if run.devices is not None:
@@ -64,6 +66,7 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         eval_every=run.eval_every,
         per_client=run.per_client,
         rounds=run.rounds,
+        until_samples=run.until_samples,
     )
 
 
@@ -71,15 +74,40 @@ def _some(data: Arrays, fraction: float, key: int) -> Arrays:
     return data if fraction == 1 else split_off(data, fraction, key)[1]
 
 
-def model_of(run: Run, data: Arrays) -> Split:
+def dataset(run: Run, root: Path | None = None) -> Dataset:
+    """The run's data; texts are read with the tokenizer of its model."""
+    if run.data not in TASKS:
+        return load(run.data, root)
+    if run.model.name != "causal_lm":
+        raise ConfigError(
+            f"the data {run.data!r} are text, which the model {run.model.name!r} cannot read: use causal_lm"
+        )
+    options = run.model.options
+    registry.check_options("model 'causal_lm'", registry.options_of(MODELS["causal_lm"]), options)
+    reads = tokenizer(options["path"], options.get("root", root))
+    return tokenised(run.data, reads, root, options.get("max_length", MAX_LENGTH))
+
+
+def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
     """The run's model, cut; the initial weights are a function of the seed, or come from a file."""
-    options = fitted(run.model, _shape(data), data.num_classes)
+    task = DEFINITIONS.get(run.data)
+    texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
+    options = fitted(run.model, _shape(data), data.num_classes, **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
         net = model(run.model.name, options)
     if run.weights is not None:
-        load_weights(net, run.weights, fresh=run.fresh)
+        load_weights(net, _found(run.weights, root), fresh=run.fresh)
+    if run.freeze_norms:
+        freeze_norms(net)
     return Split(net.to(run.device), run.cut, head=run.head)
+
+
+def _found(file: str, root: Path | None) -> Path:
+    """The file of this name in the working folder or, if there is none, in the data folder."""
+    folder = data_folder(root)
+    below = None if folder is None else folder / file
+    return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:
@@ -130,10 +158,10 @@ def model(name: str, options: Mapping[str, Any]) -> nn.Module:
     return net
 
 
-def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None) -> dict[str, Any]:
+def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **more: Any) -> dict[str, Any]:
     """The model's options, with those that the data decide filled in: the shape of one input, if it is one tensor."""
     known = registry.options_of(registry.find("model", MODELS, model.name))
-    facts: dict[str, int | None] = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None}
+    facts = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None, **more}
     if len(shape) == 1:
         facts |= {"context": shape[0]}
     if len(shape) == 3:
@@ -141,7 +169,7 @@ def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None) -> di
     return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     try:
         float(torch.zeros(1, device=name))  # read back: a device without values, such as meta, cannot train
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -20,6 +20,10 @@ def check(holds: bool, name: str, value: Any, wanted: str) -> None:
         raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")
 
 
+def check_count(name: str, value: Any) -> None:
+    check(type(value) is int and value > 0, name, value, "a whole number above 0")
+
+
 def check_positive(name: str, value: Any) -> None:
     check(is_number(value) and value > 0, name, value, "a number above 0")
 

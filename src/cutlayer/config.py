@@ -25,9 +25,9 @@ import msgspec
 
 from cutlayer import optim, registry
 from cutlayer.batches import Batching
+from cutlayer.data import sources
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import PARTITIONS
-from cutlayer.data.sources import SOURCES
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
 from cutlayer.models import MODELS
@@ -37,6 +37,7 @@ from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 
 MOST_THREADS = 4096
+COUNTS = ("clients", "per_round", "rounds", "until_samples", "chunk", "cpu_threads", "eval_every", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Run:
     head: int | str | None = None  # first unit that is back at the client (U-shape)
     weights: str | None = None  # file of initial weights, .safetensors or .pth; drawn from the seed by default
     fresh: tuple[str, ...] = ()  # sub-modules that keep their drawn weights all the same, such as classifier
+    freeze_norms: bool = False  # BatchNorm layers keep the statistics and the parameters that they begin with
     method: Choice = Choice("sfl_v1")
     optimiser: Choice = Choice("sgd", {"lr": 0.05})
     server_optimiser: Choice | None = None  # the same as the clients' by default
@@ -83,6 +85,7 @@ class Run:
     rounds: int = 20
     until_converged: bool = False  # end before them, once five evaluations gain next to nothing
     until_accuracy: float | None = None  # end before them, once the test accuracy is this high
+    until_samples: int | None = None  # end before them, once clients have processed so many samples in all
     seed: int = 0
     engine: str = "auto"
     chunk: int | None = None  # most clients that vmap stacks at a time
@@ -93,7 +96,7 @@ class Run:
     checkpoint_every: int = 1  # the last round always leaves one
 
     def __post_init__(self) -> None:
-        for name in ("clients", "per_round", "rounds", "chunk", "cpu_threads", "eval_every", "checkpoint_every"):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -129,7 +132,7 @@ TABLES = {
 SETTINGS: dict[str, Callable[[], Any]] = {"batching": Batching, "augment": Augment}  # tables without a name
 CHOICES = tuple(TABLES)
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "data": ("data set", SOURCES),
+    "data": ("data set", dict.fromkeys(sources.names())),
     "engine": ("engine", dict.fromkeys(ENGINES)),
 }
 

@@ -6,7 +6,8 @@
     timing.jsonl         wall seconds of each round, apart because they never repeat
     checkpoints/         the newest states
     ledger.json          bytes by kind, direction and client, and round trips, of the whole run
-    model.safetensors    the trained model, as a state dict of the unsplit module
+    model.safetensors    the trained model, as a state dict of the unsplit module; or, of a language model,
+    pretrained/          its adapters as peft reads them, or all of it as transformers does
 
 A file is replaced by a rename, so it is always whole; only the last line of a .jsonl file may be cut short by a crash.
 """
@@ -58,6 +59,10 @@ class Folder:
         return self.path / "model.safetensors"
 
     @property
+    def pretrained(self) -> Path:
+        return self.path / "pretrained"
+
+    @property
     def store(self) -> Store:
         return Store(self.path / "checkpoints")
 
@@ -95,8 +100,9 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the files of the run, and nothing else."""
-        if self.store.folder.exists():
-            shutil.rmtree(self.store.folder)
+        for folder in (self.store.folder, self.pretrained):
+            if folder.exists():
+                shutil.rmtree(folder)
         # The configuration goes last: as long as it is there, the folder holds a run.
         for file in (self.metrics, self.timing, self.ledger, self.model, self.environment, self.config):
             file.unlink(missing_ok=True)

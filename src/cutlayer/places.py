@@ -19,6 +19,7 @@ from cutlayer.data.augment import Augment
 from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
 from cutlayer.kinds import SETTINGS, Kind, Parcel, Place, check_kind
+from cutlayer.memory import Memories, Memory
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
@@ -39,6 +40,7 @@ class World:
     walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that a method regulates -> this round's batches
     sizes: Weights  # samples of each client of the round
     key: int  # of this round
+    memory: Memory  # what the clients keep between rounds
     meters: tuple[Meter, ...] = ()
     clock: Timer = NoClock()
     augment: Augment | None = None
@@ -57,6 +59,7 @@ class Step:
     x: PerClient
     y: PerClient
     key: PerClient  # randomness of this step, known at every place
+    seed: PerClient  # the same as a tensor, for directions: also where clients are stacked
     number: int
     ends_epoch: bool  # with a barrier per epoch: everyone has finished this one
 
@@ -76,6 +79,11 @@ class Clients:
     def key(self) -> int:
         """The key of this round."""
         return self._world.key
+
+    @property
+    def memory(self) -> Memories:
+        """Values that stay at these clients between rounds, each with a version."""
+        return Memories(self._world.memory, self.ids)
 
     @property
     def batch(self) -> int:
@@ -152,6 +160,7 @@ class Clients:
             x=x if world.augment is None else _augmented(x, world.augment, step_keys),
             y=_giving(y, world.program.labels),
             key=world.engine.keys(step_keys),
+            seed=world.engine.seeds(step_keys),
             number=number,
             ends_epoch=ends_epoch,
         )

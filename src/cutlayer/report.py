@@ -11,7 +11,7 @@ from cutlayer.config import Run
 from cutlayer.convergence import LEAST_GAIN, PATIENCE
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
-from cutlayer.recipes.recipe import TARGET_SHARE, Published, Race, Recipe, Statement
+from cutlayer.recipes.recipe import TARGET_SHARE, Axis, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
 from cutlayer.trials import Group, Reach, Spread, Trial, find, grouped, load
 
@@ -56,6 +56,11 @@ class Panel:
     rule: str  # where the target comes from
     recipe: Recipe | None = None
     race: Race = "rounds"
+
+    @property
+    def axis(self) -> Axis:
+        """What learning curves are drawn against."""
+        return "rounds" if self.recipe is None else self.recipe.axis
 
     @property
     def timed(self) -> bool:
@@ -177,6 +182,7 @@ class Panel:
             "seeds": [t.run.seed for t in group.trials],
             "folders": [str(t.path) for t in group.trials],
             "rounds": list(group.rounds),
+            "samples": group.samples,
             "best_accuracy": _spread(group.best),
             "final_accuracy": _spread(group.final),
             "rounds_to_target": {"mean": reach.mean, "reached": reach.reached, "seeds": reach.seeds},

@@ -3,6 +3,7 @@
 import json
 import logging
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,10 @@ from cutlayer.config import Run
 from cutlayer.convergence import accuracies, converged
 from cutlayer.errors import CheckpointError
 from cutlayer.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
+from cutlayer.models.adapters import export_pretrained
+from cutlayer.models.decoders import CausalLM
+from cutlayer.pieces.alignment import Buffer
+from cutlayer.pieces.hybrid import History
 from cutlayer.pieces.observe import Estimates
 from cutlayer.pieces.report import Report
 from cutlayer.training import Record, Training
@@ -28,9 +33,9 @@ from cutlayer.values import Held
 __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
-LENGTH = ("rounds", "until_converged", "until_accuracy")  # what may change when a run goes on
+LENGTH = ("rounds", "until_converged", "until_accuracy", "until_samples")  # what may change when a run goes on
 
-for _cls in (Held, Report, Estimates):
+for _cls in (Held, Report, Estimates, History, Buffer):
     register(_cls)
 
 
@@ -44,7 +49,7 @@ def execute(
     on_start: Callable[[Training], None] | None = None,
     on_round: Callable[[Training, Record], None] | None = None,
 ) -> Training:
-    """Train a run in its folder to its last round, or until it has converged if that is asked for.
+    """Train a run in its folder to its last round, or until the end that it asks for before.
 
     A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
     files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
@@ -81,7 +86,8 @@ def _ended(training: Training, run: Run) -> bool:
     """Whether no round is left; a function of the metrics file, so that it is the same for a run that goes on."""
     found = accuracies(training.history)
     arrived = run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy
-    return training.state.round == run.rounds or arrived or (run.until_converged and converged(found) is not None)
+    spent = bool(training.history) and training.is_last(training.history[-1])
+    return spent or arrived or (run.until_converged and converged(found) is not None)
 
 
 @contextmanager
@@ -110,6 +116,7 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
             "state": training.state,
             "ledger": training.simulation.ledger.content(),
             "clock": {} if clock is None else clock.content(),
+            "memory": training.simulation.memory.content(),
         }
         manifest = {"config": config.as_dict(run), "engine": _engine_name(training)}
         folder.store.save(training.state.round, content, manifest)
@@ -118,9 +125,23 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
 
 def _finish(training: Training, folder: Folder) -> None:
     write(folder.ledger, json.dumps(training.simulation.ledger.content(), indent=2) + "\n")
+    net = training.simulation.method.model.model
+    if isinstance(net, CausalLM):  # a base model that others have already is not written again
+        _write_pretrained(net, training.state_dict(), folder)
+        return
     # Copies: safetensors refuses tied weights, which share memory.
     values = {k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in training.state_dict().items()}
     write(folder.model, save(values))
+
+
+def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Folder) -> None:
+    """A folder that is put in place whole."""
+    partial = folder.pretrained.with_name(folder.pretrained.name + ".partial")
+    with writing("the trained model", folder.path):
+        shutil.rmtree(partial, ignore_errors=True)
+        export_pretrained(net, values, partial)
+        shutil.rmtree(folder.pretrained, ignore_errors=True)
+        partial.rename(folder.pretrained)
 
 
 def _started(run: Run, folder: Folder, root: Path | None, engine: str | None = None) -> Training:
@@ -145,11 +166,13 @@ def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
     training = build.training(run, root, manifest.get("engine") or engine)
+    content = tree.map(lambda a: a.to(run.device), content)
     training.history = folder.cut_back(done)
-    training.state = tree.map(lambda a: a.to(run.device), content["state"])
+    training.state = content["state"]
     training.simulation.ledger.restore(content["ledger"])
     if training.simulation.clock is not None:
         training.simulation.clock.restore(content["clock"])
+    training.simulation.memory.restore(content["memory"])
     write(folder.config, config.dumps(run))  # it may have more rounds now
     _compare_surroundings(folder)
     return training

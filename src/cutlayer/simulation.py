@@ -18,6 +18,7 @@ from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
 from cutlayer.kinds import ACTIVATIONS
+from cutlayer.memory import Memory
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import Clock, NoClock, Timer
 from cutlayer.meters.ledger import Ledger
@@ -37,7 +38,10 @@ HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
 class Simulation:
-    """Runs rounds of a method. All it remembers between rounds is the ledger and which engine it uses."""
+    """Runs rounds of a method.
+
+    All it remembers between rounds is what its clients keep, the ledger, the clock and which engine it uses.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Simulation:
         self.ledger = Ledger()
         self.clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
+        self.memory = Memory()
         self.augment = augment
         self.program = Program(method)
         self._chunk = _checked_chunk(chunk)
@@ -90,9 +95,9 @@ class Simulation:
         if self.engine is None:
             self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
         if self.clock is None:
-            return self._run(self.engine, self.meters, NoClock(), state, ids)
+            return self._run(self.engine, self.meters, NoClock(), state, ids, self.memory)
         self.clock.begin()
-        state = self._run(self.engine, self.meters, self.clock, state, ids)
+        state = self._run(self.engine, self.meters, self.clock, state, ids, self.memory)
         self.clock.end()
         return State(*settled(tuple(state)))
 
@@ -104,6 +109,7 @@ class Simulation:
         clock: Timer,
         state: State,
         ids: tuple[int, ...],
+        memory: Memory,
         most_steps: int | None = None,
     ) -> State:
         key = keys.fold(self.seed, "round", state.round)
@@ -119,6 +125,7 @@ class Simulation:
             walk=walk,
             sizes={j: float(len(index[j])) for j in ids},
             key=key,
+            memory=memory,
             meters=meters,
             clock=clock,
             augment=self.augment,
@@ -158,7 +165,7 @@ class Simulation:
 
     def _tried(self, engine: Engine, steps: int, state: State, ids: tuple[int, ...]) -> State:
         """A round of so many steps that nobody hears of."""
-        return self._run(engine, (), NoClock(), state, ids, most_steps=steps)
+        return self._run(engine, (), NoClock(), state, ids, self.memory.fork(), most_steps=steps)
 
     def _rehearse(self) -> None:
         """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""
@@ -196,7 +203,7 @@ def _check_length(method: Method, batching: Batching) -> None:
     """A method that counts a round's mini-batches itself is not told another number."""
     if getattr(method, "counts_steps", False) and (batching.steps is not None or batching.epochs != 1):
         given = "steps" if batching.steps is not None else "epochs"
-        raise ConfigError(f"a round of this method is `interval` mini-batches; leave {given} out of the batching")
+        raise ConfigError(f"this method counts the mini-batches of a round itself; leave {given} out of the batching")
 
 
 def _checked_devices(devices: Devices, num_clients: int) -> Devices:

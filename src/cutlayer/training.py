@@ -33,12 +33,14 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], batch: int = 512
+    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int = 512
 ) -> dict[str, float]:
     """The mean loss and the mean of each metric over all samples, in eval mode; the model stays as it is.
 
-    A metric maps outputs and targets to one number a sample, or to their mean.
+    A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time:
+    a text has one at every place, each with scores for a whole vocabulary.
     """
+    batch = max(1, targets // max(1, data.y[:1].numel()))
     measures = {"loss": split.loss, **metrics}
     sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
     for start in range(0, len(data), batch):
@@ -60,6 +62,7 @@ class Training:
     eval_every: int = 1
     per_client: bool = False  # also the model's metrics on each client's own training samples
     rounds: int = 0  # of the whole run, so that the last one is always evaluated
+    until_samples: int | None = None  # where the run ends before, and is evaluated all the same
     history: list[Record] = field(default_factory=list)
     state: State = field(init=False)
 
@@ -83,8 +86,7 @@ class Training:
 
     def round(self) -> Record:
         """One more round, measured."""
-        # Tensors of their own, as a checkpoint would give back: the strides of a view may change later roundings.
-        self.state = tree.map(_own, self.simulation.round(self.state))
+        self.state = tree.owned(self.simulation.round(self.state))  # as a checkpoint would give back
         record = self._record()
         self.history.append(record)
         return record
@@ -114,9 +116,14 @@ class Training:
         tells = getattr(self.simulation.method, "told", None)  # of a method that has more to tell of a round
         if tells is not None:
             record |= tells(self.state)
-        if number % self.eval_every == 0 or number == self.rounds:
+        if number % self.eval_every == 0 or self.is_last(record):
             record |= self._measured()
         return record
+
+    def is_last(self, record: Record) -> bool:
+        """Whether the rounds or the samples are used up with this one."""
+        spent = self.until_samples is not None and record["samples"] >= self.until_samples
+        return spent or bool(record["round"] == self.rounds)
 
     def _timed(self, clock: Clock) -> Record:
         training, aggregation, straggler = clock.spent
@@ -147,10 +154,6 @@ class Training:
     def _evaluate(self, data: Arrays) -> dict[str, float | None]:
         found = evaluate(self.simulation.method.model, self.model, data, self.metrics or {})
         return {name: _finite(value) for name, value in found.items()}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _finite(value: float) -> float | None:

@@ -56,6 +56,11 @@ def where(ok: Tensor, new: Tree, old: Tree) -> Tree:
     return map(lambda a, b: torch.where(ok, a, b), new, old)
 
 
+def owned(tree: Tree) -> Tree:
+    """The same values in memory of their own: the strides of a view may change later roundings."""
+    return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
+
+
 def detach(tree: Tree) -> Tree:
     """The same values without a graph behind them."""
     return map(lambda a: a.detach(), tree)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutlayer import config, convergence
 from cutlayer.config import Run
@@ -97,6 +97,11 @@ class Trial:
         return {r["round"]: r["simulated_seconds"] for r in self.history if r.get("simulated_seconds") is not None}
 
     @cached_property
+    def samples(self) -> dict[int, int]:
+        """Samples that all clients have processed until the end of each round."""
+        return {r["round"]: r["samples"] for r in self.history}
+
+    @cached_property
     def traffic(self) -> dict[int, int]:
         """Bytes up and down until the end of each round."""
         return {r["round"]: crossed(r, "up") + crossed(r, "down") for r in self.history}
@@ -132,6 +137,11 @@ class Group:
     @property
     def seconds(self) -> float:
         return fmean(t.seconds for t in self.trials)
+
+    @property
+    def samples(self) -> float:
+        """Samples that all clients have processed in a whole run."""
+        return fmean(t.history[-1]["samples"] for t in self.trials)
 
     @property
     def simulated(self) -> float | None:
@@ -217,10 +227,10 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 def _same_but_seed(a: Run, b: Run) -> bool:
     """The length of a run is left out: a run may be continued."""
-    one, other = (
-        config.as_dict(replace(run, seed=0, rounds=1, until_converged=False, until_accuracy=None)) for run in (a, b)
-    )
-    return one == other
+    alike: dict[str, Any] = {
+        "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
+    }  # fmt: skip
+    return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))
 
 
 def _labels(firsts: Sequence[Trial]) -> list[str]:

@@ -167,6 +167,12 @@ def gathered(place: Place, values: Mapping[int, Held]) -> PerClient:
     return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
 
 
+def united(*values: PerClient) -> PerClient:
+    """The values of different clients at one place as one."""
+    times = {j: second for v in values for j, second in v.ready.items()}
+    return PerClient(values[0].place, [b for v in values for b in v.blocks], ready=times)
+
+
 def at_once(values: Sequence[PerClient], last: float) -> tuple[PerClient, ...]:
     """The same values, there at this second."""
     return tuple(

@@ -1,4 +1,4 @@
-"""The command line: `cutlayer run`, `compare`, `cuts`, `profile`, `plan` and `list`."""
+"""The command line: `cutlayer run`, `compare`, `cuts`, `profile`, `plan`, `overlap` and `list`."""
 
 from cutlayer.cli.commands import app, main
 

@@ -25,6 +25,10 @@ DATA = {
     "ham10000": "64x64 colour images of 7 kinds of skin lesions, from files in the data folder",
     "shakespeare": "80 characters of a role in a play and the next one of 80, by role, from files in the data folder",
     "speech_commands": "32x32 log-mel images of 35 spoken words, by speaker, from files in the data folder",
+    "sst2": "sentences of film reviews, bad or good, for language models, from files in the data folder",
+    "rte": "whether one sentence follows from others, for language models, from files in the data folder",
+    "wsc": "whom a pronoun refers to, for language models, from files in the data folder",
+    "text": "a plain text, every next token, for language models, from a .txt file in the data folder",
 }
 
 

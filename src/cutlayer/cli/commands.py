@@ -1,4 +1,4 @@
-"""The command line: run, compare, cuts, profile, plan, list."""
+"""The command line: run, compare, cuts, profile, plan, overlap, list."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from rich.console import Console
 
 import cutlayer
 from cutlayer import figures, report
-from cutlayer.cli import catalogue, costs, launch, show, study, tables
+from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
 from cutlayer.cli.choose import chosen
 from cutlayer.cli.options import (
@@ -26,6 +26,7 @@ from cutlayer.cli.options import (
     Orders,
     Out,
     Overwrite,
+    PaperConvention,
     Quiet,
     Resume,
     Rounds,
@@ -33,7 +34,12 @@ from cutlayer.cli.options import (
     Seed,
     Seeds,
     Settings,
+    Traffic,
+    TrafficSamples,
+    refuse_without_traffic,
 )
+from cutlayer.cli.overlap import overlap
+from cutlayer.cli.profile import profile
 from cutlayer.errors import CutlayerError
 
 app = typer.Typer(
@@ -115,6 +121,7 @@ def run(
         "compare runs/digits",
         "compare runs/digits runs/mine --together --target 0.9",
         "compare runs --figure a.pdf",
+        "compare runs/mine --traffic --samples 160000 --paper-convention",
     )
 )
 def compare(
@@ -132,16 +139,25 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE", help="Draw learning curves, or a paper's sweeps (.png, .pdf, .svg)."),
     ] = None,
+    traffic: Traffic = False,
+    samples: TrafficSamples = None,
+    paper_convention: PaperConvention = False,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs: accuracy, rounds and time to a target, speed-up, bytes, and a paper's numbers beside them.
 
     Runs that differ only in their seed are one row: mean ± standard deviation. Runs whose names agree up to the last
-    word are one table.
+    word are one table. With --traffic the table is of what crossed, in GiB by direction and kind.
     """
     if figure is not None:
         figures.check_format(figure)
-    show.comparison(report.compare(report.find(paths), target, together=together), figure, as_json)
+    if not traffic:
+        refuse_without_traffic(samples, paper_convention)
+    found = report.compare(report.find(paths), target, together=together)
+    if traffic:
+        show.traffic(found, samples, paper_convention, figure, as_json)
+    else:
+        show.comparison(found, figure, as_json)
 
 
 @app.command(
@@ -185,33 +201,14 @@ def cuts(
     show.cuts(found, out / PurePosixPath(runs[0].name).parts[0] / "cuts.png", as_json)
 
 
-@app.command(
-    epilog=examples("profile resnet18 --cut layer1.1", "profile cnn --input 1x28x28 --set width=32 --optimiser adam")
-)
-def profile(
-    model: Annotated[str, typer.Argument(help="A model (see `cutlayer list models`).")],
-    shape: InputShape = None,
-    classes: Classes = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="A model option; may be repeated.")
-    ] = None,
-    optimiser: Annotated[str, typer.Option(help="sgd, momentum or adam: sizes the optimiser state.")] = "momentum",
-    cut: Annotated[str | None, typer.Option(help="Units at the client, or the name of the last one.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show what each unit of a model costs, and what a cut leaves on each side."""
-    found = costs.model_costs(
-        model,
-        launch.parsed(settings or []),
-        shape=None if shape is None else costs.parse_shape(shape),
-        classes=classes,
-        optimiser=optimiser,
-        cut=cut,
+app.command(
+    epilog=examples(
+        "profile resnet18 --cut layer1.1",
+        "profile cnn --input 1x28x28 --set width=32 --optimiser adam",
+        "profile resnet18 --memory --cut layer2.1 --batch 32",
+        "profile causal_lm --set path=llama-3.2-1b --memory --optimiser adamw --overlap 2 --device cuda",
     )
-    if as_json:
-        show.as_json(found)
-    else:
-        show.console().print(*tables.cost_tables(found))
+)(profile)
 
 
 @app.command(
@@ -297,6 +294,15 @@ def plan(
         seed=seed, settings=settings or [],
     )  # fmt: skip
     show.plan(planning.answered(asked), out, figure, as_json)
+
+
+app.command(
+    epilog=examples(
+        "overlap",
+        "overlap --figure overlap.png",
+        "overlap --uplink 100 --client-tflops 10 --batch 8 --json",
+    )
+)(overlap)
 
 
 @app.command("list", epilog=examples("list", "list methods", "list recipes --json"))

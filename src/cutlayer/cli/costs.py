@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutlayer import build, config, registry
+from cutlayer import build, config, optim, registry
 from cutlayer.checks import reason
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError
@@ -14,9 +14,19 @@ from cutlayer.models import MODELS
 from cutlayer.planning.profile import Profile, profile
 from cutlayer.split import Split
 
-SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}  # values that an optimiser keeps for a parameter
+OPTIMISERS = {  # what they keep for a parameter, and how they update it, takes the same memory at any rate
+    "sgd": optim.sgd(1e-3),
+    "momentum": optim.sgd(1e-3, momentum=0.9),
+    "adam": optim.adam(1e-3),
+    "adamw": optim.adamw(1e-3),
+}
 USUAL_SIDE, USUAL_CLASSES = 32, 10  # of images
-FITTING = {"cnn": ((1, 8, 8), 10), "mlp": ((1, 8, 8), 10), "char_transformer": ((80,), 80)}  # one sample, and classes
+FITTING = {
+    "cnn": ((1, 8, 8), 10),
+    "mlp": ((1, 8, 8), 10),
+    "char_transformer": ((80,), 80),
+    "causal_lm": ((64,), 2),
+}  # one sample, and classes
 VALUE_BYTES = 4  # float32
 LABEL_BYTES = 8  # int64
 
@@ -29,6 +39,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
+def parse_cut(text: str) -> int | str:
+    """A number of units, or the name of one."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
 def model_costs(
     name: str,
     options: Mapping[str, Any],
@@ -39,21 +54,18 @@ def model_costs(
     cut: str | None = None,
 ) -> dict[str, Any]:
     """The costs as plain numbers, for one sample of this shape; shape and classes fit the model by default."""
-    slots = registry.find("optimiser", SLOTS, optimiser)
+    slots = len(registry.find("optimiser", OPTIMISERS, optimiser).moments)
     shape, classes = fitting(name, options, shape, classes)
-    choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
-    fitted = build.fitted(choice, shape, classes)
+    fitted_options = fitted(name, options, shape, classes)
     with torch.device("meta"):  # shapes are enough
-        model = build.model(name, fitted)
+        model = build.model(name, fitted_options)
     try:
         costs = profile(model, _sample(model, shape), slots)
     except RuntimeError as error:
-        raise ConfigError(
-            f"{name} does not take an input of {_words(shape)}: {reason(error)}. Try another --input."
-        ) from None
+        raise misfit(name, shape, error) from None
     document = {
         "model": name,
-        "options": fitted,
+        "options": fitted_options,
         "input": list(shape),
         "optimiser": optimiser,
         "macs": costs.macs,
@@ -61,7 +73,7 @@ def model_costs(
         "units": [_unit(costs, number) for number in range(1, len(costs.rows) + 1)],
     }
     if cut is not None:
-        document["cut"] = _sides(costs, Split(model, int(cut) if cut.lstrip("-").isdecimal() else cut).cut)
+        document["cut"] = _sides(costs, Split(model, parse_cut(cut)).cut)
     return document
 
 
@@ -74,6 +86,23 @@ def fitting(
     return shape or usual_shape, classes or usual_classes
 
 
+def fitted(name: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """The model's options as they were given, with those that such samples decide."""
+    choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
+    return build.fitted(choice, shape, classes)
+
+
+def batch(model: nn.Module, shape: tuple[int, ...], size: int) -> Tensor:
+    """So many samples that the model can read."""
+    return torch.zeros(size, *shape, dtype=torch.int64) if _embeds(model) else torch.randn(size, *shape)
+
+
+def misfit(name: str, shape: tuple[int, ...], error: Exception) -> ConfigError:
+    """A sample that the model cannot read, in a user's words."""
+    words = "x".join(str(size) for size in shape)
+    return ConfigError(f"{name} does not take an input of {words}: {reason(error)}. Try another --input.")
+
+
 def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
     """An image with as many channels as the model has by default, or is given."""
     default = registry.options_of(MODELS[name])["in_channels"].default
@@ -82,10 +111,13 @@ def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _sample(model: nn.Module, shape: tuple[int, ...]) -> Tensor | tuple[int, ...]:
-    """What the model reads: numbers of words or characters, if it embeds them."""
-    if any(isinstance(module, nn.Embedding) for module in model.modules()):
-        return torch.zeros(1, *shape, dtype=torch.int64)
-    return shape
+    """One of them; where the model embeds nothing its shape is enough."""
+    return batch(model, shape, 1) if _embeds(model) else shape
+
+
+def _embeds(model: nn.Module) -> bool:
+    """Whether it reads numbers of words or characters."""
+    return any(isinstance(module, nn.Embedding) for module in model.modules())
 
 
 def _unit(costs: Profile, number: int) -> dict[str, Any]:
@@ -126,7 +158,3 @@ def _sides(costs: Profile, cut: int) -> dict[str, Any]:
             "share": 1 - costs.share(cut),
         },
     }
-
-
-def _words(shape: tuple[int, ...]) -> str:
-    return "x".join(str(size) for size in shape)

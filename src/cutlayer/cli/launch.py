@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cutlayer import config, recipes
+from cutlayer import build, config, recipes
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import Watcher, watching
 from cutlayer.config import Run
-from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
 from cutlayer.methods import METHODS
@@ -134,9 +133,9 @@ def execute_all(
 
 def _check_data(runs: Sequence[Run], root: Path | None) -> None:
     """Where there are several data sets, all must be there before the first run starts."""
-    names = {run.data for run in runs}
-    for name in sorted(names) if len(names) > 1 else ():
-        load(name, root)
+    by_name = {run.data: run for run in runs}
+    for _, run in sorted(by_name.items()) if len(by_name) > 1 else ():
+        build.dataset(run, root)
 
 
 def _moved(run_name: str, name: Any) -> Any:

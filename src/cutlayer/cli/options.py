@@ -31,6 +31,28 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier run
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]
 
 
+Traffic = Annotated[bool, typer.Option("--traffic", help="Show what crossed instead, by direction and kind, in GiB.")]
+TrafficSamples = Annotated[
+    int | None,
+    typer.Option("--samples", metavar="N", min=1, help="With --traffic: of runs so long, from the bytes a sample."),
+]
+PaperConvention = Annotated[
+    bool,
+    typer.Option(
+        "--paper-convention",
+        help="With --traffic: count as HO-SFL's Table 3, without labels and set-up, of FSL-SAGE's models down only the "
+        "auxiliary one, and with --samples up to the end of the first round beyond N.",
+    ),
+]
+
+
+def refuse_without_traffic(samples: int | None, paper_convention: bool) -> None:
+    """Options of a table that is not shown would be ignored in silence."""
+    for option, given in (("--samples", samples is not None), ("--paper-convention", paper_convention)):
+        if given:
+            raise ConfigError(f"{option} is about the table of traffic; add --traffic")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Orders:
     """What the command line says about runs, whichever they are."""

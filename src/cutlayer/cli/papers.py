@@ -58,6 +58,8 @@ def _columns(panel: Panel) -> Iterator[Column]:
     digits = 2 if paper_like else 1
     yield Column("seeds", lambda g: str(len(g.trials)))
     yield Column("rounds", lambda g: _range(g.rounds))
+    if panel.axis == "samples":
+        yield Column("samples", lambda g: f"{g.samples:,.0f}")
     yield Column("best\naccuracy %", lambda g: accuracy(g.best, digits))
     yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
     if panel.race == "converged":

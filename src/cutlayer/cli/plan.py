@@ -17,7 +17,6 @@ from cutlayer.checks import check_positive
 from cutlayer.cli import costs, launch
 from cutlayer.config import Choice, Run
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.folder import Folder
 from cutlayer.planning.device_files import read
@@ -114,7 +113,7 @@ def answered(asked: Asked) -> Answer:
     folder = None if asked.run is None else _existing(asked.run)
     run = _run(asked, folder)
     real = asked.data is not None or folder is not None
-    data = load(run.data).train if real else _random(run, asked)
+    data = build.dataset(run).train if real else _random(run, asked)
     split = build.model_of(run, data)
     batch = _batch(split, data, keys.fold(run.seed, "probe"), real).to(run.device)
     table = build.costs(run, split, batch)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cutlayer import config, figures, recipes
-from cutlayer.cli import papers, plan_table, tables
+from cutlayer.cli import papers, plan_table, tables, traffic_table
 from cutlayer.cli import plan as planning
 from cutlayer.cli.cut_table import cut_table
 from cutlayer.config import Run
@@ -33,10 +33,17 @@ def comparison(found: Comparison, figure: Path | None, machine: bool) -> None:
         as_json({**found.as_dict(), "figure": None if figure is None else str(figure)})
     else:
         console().print(papers.comparison(found))
-    if figure is not None:
-        figures.draw(found, figure)
-        if not machine:
-            typer.echo(f"figure: {figure}")
+    _curves(found, figure, machine)
+
+
+def traffic(found: Comparison, samples: int | None, paper_convention: bool, figure: Path | None, machine: bool) -> None:
+    """What crossed in each run, by row of the table."""
+    document = traffic_table.document(found, samples, paper_convention=paper_convention)
+    if machine:
+        as_json({**document, "figure": None if figure is None else str(figure)})
+    else:
+        console().print(traffic_table.tables(document))
+    _curves(found, figure, machine)
 
 
 def cuts(found: CutStudy, figure: Path, machine: bool) -> None:
@@ -70,6 +77,13 @@ def plan(found: planning.Answer, out: Path | None, figure: Path | None, machine:
                 f"plan: {out}, for {run.data}: {run.rounds} rounds of {interval} mini-batches with lr "
                 f"{found.planned.problem.bound.lr:g}; train it with: cutlayer run {out}"
             )
+
+
+def _curves(found: Comparison, figure: Path | None, machine: bool) -> None:
+    if figure is not None:
+        figures.draw(found, figure)
+        if not machine:
+            typer.echo(f"figure: {figure}")
 
 
 def runs(found: Sequence[Run], machine: bool) -> None:

@@ -9,7 +9,6 @@ from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.config import Run
 from cutlayer.cuts import CutStudy, summary
-from cutlayer.data.sources import load
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS, FedAvg
 from cutlayer.planning.profile import profile
@@ -36,8 +35,8 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
     """Train all runs of a study and sum them up."""
     _refuse_uncut(runs)
     folders = launch.carried_out(runs, originals, orders)
-    dataset = load(runs[0].data, orders.data)
-    costs = profile(build.model_of(runs[0], dataset.train), dataset.train.x)
+    data = build.dataset(runs[0], orders.data).train
+    costs = profile(build.model_of(runs[0], data, orders.data), data.x)
     return summary(report.compare(folders), costs)
 
 

@@ -61,6 +61,7 @@ def _settings(run: Run) -> dict[str, str]:
         "server optimiser": NONE if run.server_optimiser is None else _spelled(run.server_optimiser),
         "batches": f"of {run.batching.size}, {_plural(run.batching.steps or run.batching.epochs, unit)}",
         "rounds": str(run.rounds),
+        "until samples": NONE if run.until_samples is None else str(run.until_samples),
         "clients": f"{run.per_round or run.clients} of {run.clients}",
         "devices": NONE if run.devices is None else _spelled(run.devices),
     }

@@ -1,7 +1,8 @@
 """Named data sets: one built in, the others read from files that are already on disk.
 
 Images come out as float32 (samples, channels, height, width), standardised with the training set; see `images`.
-Recordings come out as images of their log-mel energies (`speech`), texts as indices of characters (`shakespeare`).
+Recordings come out as images of their log-mel energies (`speech`), texts as indices of characters (`shakespeare`) or,
+for language models, as the tokens of a tokenizer (`language`).
 """
 
 import os
@@ -9,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from cutlayer.data import cifar, pictures, shakespeare, speech
+from cutlayer.data import cifar, language, pictures, shakespeare, speech
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.files import Form, Images, Read, Sets, idx, npz
 from cutlayer.data.images import standardised
@@ -36,16 +38,33 @@ Source = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # the two sets fro
 
 def names() -> list[str]:
     """The data sets that can be loaded."""
-    return list(SOURCES)
+    return [*SOURCES, *TASKS]
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
     """A data set by name; its files are looked for under root, by default the folder in CUTLAYER_DATA."""
+    if name in TASKS:
+        raise DataError(f"{name} is text: use it with the model causal_lm, or task({name!r}).encode(tokenizer)")
     if name not in SOURCES:
-        raise UnknownNameError("data set", name, SOURCES)
-    if root is None and os.environ.get(ROOT_VARIABLE):
-        root = Path(os.environ[ROOT_VARIABLE])
-    return Dataset(name, *SOURCES[name](name, root))
+        raise UnknownNameError("data set", name, names())
+    return Dataset(name, *SOURCES[name](name, data_folder(root)))
+
+
+def task(name: str, root: Path | None = None) -> language.Texts:
+    """The texts of a task by name; the tokenizer of a model makes a data set of them."""
+    if name not in TASKS:
+        raise UnknownNameError("task", name, TASKS)
+    return TASKS[name](name, data_folder(root))
+
+
+def tokenised(name: str, tokenizer: Any, root: Path | None = None, max_length: int = language.MAX_LENGTH) -> Dataset:
+    """A task as the tokens of a model."""
+    return Dataset(name, *task(name, root).encode(tokenizer, max_length))
+
+
+def data_folder(given: Path | None = None) -> Path | None:
+    """The folder that is given, or the one in CUTLAYER_DATA."""
+    return given or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
 
 
 def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Source:
@@ -110,4 +129,15 @@ SOURCES: dict[str, Source] = {
     ),
     "shakespeare": _from_files(*shakespeare.FORMS, folders=("shakespeare", "shakespeare/data", "")),
     "speech_commands": _from_files(speech.SPEECH_COMMANDS, folders=speech.FOLDERS),
+}
+
+
+def _task(name: str, definition: language.Definition) -> Callable[[str, Path | None], language.Texts]:
+    read = _from_files(*language.TABLES[name], folders=(*definition.folders, ""))
+    return lambda name, root: language.defined(name, read(name, root))
+
+
+TASKS: dict[str, Callable[[str, Path | None], language.Texts]] = {
+    **{name: _task(name, definition) for name, definition in language.DEFINITIONS.items()},
+    "text": _from_files(language.TEXT),
 }

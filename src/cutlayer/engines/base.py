@@ -24,6 +24,10 @@ class Engine(Protocol):
         """Each client's key of a step, known at every place."""
         ...
 
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        """The same as int64 tensors."""
+        ...
+
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         """fn(*values) of each client."""
         ...

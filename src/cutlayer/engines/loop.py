@@ -12,7 +12,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.engines.base import Fn, Ids
 from cutlayer.kinds import Place
 from cutlayer.tree import Tree
-from cutlayer.values import Block, PerClient
+from cutlayer.values import Block, PerClient, aligned
 
 
 class Loop:
@@ -28,8 +28,20 @@ class Loop:
     def keys(self, keys: Mapping[int, int]) -> PerClient:
         return _rows("anywhere", keys)
 
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        return _rows("anywhere", {j: torch.tensor(key) for j, key in keys.items()})
+
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
-        return [_block(j, fn(*own)) for j, own in _one_by_one(values, ids)]
+        """One client after another; for clients whose values are one and the same, once: fn is pure."""
+        if all(len(b.ids) == 1 for v in values for b in v.blocks):
+            return [_block(j, fn(*own)) for j, own in _one_by_one(values, ids)]
+        made: list[Block] = []
+        for group, blocks in aligned(values, ids):
+            if not any(b.stacked for b in blocks):
+                made.append(Block(group, fn(*(b.tree for b in blocks)), stacked=False))
+            else:
+                made += [_block(j, fn(*(b.row(j) for b in blocks))) for j in group]
+        return made
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
         return [_block(j, _with_pullback(j, *calculus.vjp(fn, own, cut))) for j, own in _one_by_one(values, ids)]

@@ -42,6 +42,9 @@ class Vmap:
         """None: a model that draws random numbers runs on the loop engine."""
         return shared("anywhere", tuple(keys), None)
 
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        return PerClient("anywhere", [Block(tuple(keys), torch.tensor(list(keys.values())), stacked=True)])
+
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         return [self._call(fn, group, blocks) for group, blocks in aligned(values, ids)]
 

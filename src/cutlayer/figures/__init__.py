@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutlayer.cuts import CutStudy
-from cutlayer.figures import curves, cuts, plan, sweep
+from cutlayer.figures import curves, cuts, hiding, plan, sweep
 from cutlayer.figures.style import check_format, written
+from cutlayer.planning.hiding import Fit
 from cutlayer.report import Comparison
 
 if TYPE_CHECKING:
     from cutlayer.planning.planner import Planned
 
-__all__ = ["check_format", "draw", "draw_cuts", "draw_plan"]
+__all__ = ["check_format", "draw", "draw_cuts", "draw_overlap", "draw_plan"]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
@@ -31,6 +32,12 @@ def draw_cuts(study: CutStudy, path: Path) -> None:
     """One figure of what a cut does: accuracy, traffic, the clients' work and simulated time."""
     with written(path) as figure:
         cuts.fill(figure, study)
+
+
+def draw_overlap(fits: Sequence[Fit], path: Path) -> None:
+    """One figure of how many perturbed passes hide in the wait for the gradient."""
+    with written(path, "make room there or choose another --figure") as figure:
+        hiding.fill(figure, fits)
 
 
 def draw_plan(planned: "Planned", path: Path, names: Sequence[str]) -> None:

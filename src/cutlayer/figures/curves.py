@@ -1,4 +1,4 @@
-"""Learning curves: test accuracy against rounds, and against simulated time or traffic."""
+"""Learning curves: test accuracy against rounds or processed samples, and against simulated time or traffic."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -17,6 +17,7 @@ HOURS, MINUTES = 3600.0, 60.0
 BAND, LIGHT_BAND = 0.15, 0.07  # opacity
 START = 0.05  # the part of the rounds in which accuracies may be too low to be shown
 WASTE = 0.2  # the part of the axis that the start must take for that
+MANY_SAMPLES = 10_000
 FAR_APART = 10  # times: costs that need a logarithmic axis
 
 
@@ -25,6 +26,9 @@ class Cost(NamedTuple):
 
     label: str
     until: Callable[[Trial, int], float]  # the end of a round
+
+
+ROUNDS = Cost("communication round", lambda _, number: number)
 
 
 class Curve(NamedTuple):
@@ -53,20 +57,20 @@ def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
     style = looks([group.label for panel in panels for group in panel.groups])
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
-    for panel, title, (by_round, by_cost) in zip(panels, titles(panels), pairs, strict=True):
-        cost = _time(panel) or _traffic(panel)
+    for panel, title, (by_axis, by_cost) in zip(panels, titles(panels), pairs, strict=True):
+        axis, cost = _costs(panel)
         curves = [curve for group in panel.groups if (curve := Curve.of(group)).rounds]
         for curve in curves:
-            _draw(curve, by_round, lambda _, number: number, style)
+            _draw(curve, by_axis, axis.until, style)
             _draw(curve, by_cost, cost.until, style)
-        by_cost.sharey(by_round)
-        by_round.set_xlim(left=0)
-        by_round.locator_params(axis="x", integer=True)
-        target_line(by_round, panel.target, named=False)
+        by_cost.sharey(by_axis)
+        by_axis.set_xlim(left=0)
+        by_axis.locator_params(axis="x", integer=axis is ROUNDS)
+        target_line(by_axis, panel.target, named=False)
         target_line(by_cost, panel.target, named=alone)
-        _limit_accuracies(by_round, curves, panel.target)
+        _limit_accuracies(by_axis, curves, panel.target)
         _limit_costs(by_cost, curves, cost)
-        by_round.set(xlabel="communication round", title=title if alone else with_target(title, panel.target))
+        by_axis.set(xlabel=axis.label, title=title if alone else with_target(title, panel.target))
         by_cost.set(xlabel=cost.label)
         by_cost.tick_params(labelleft=not alone)
     legend(figure, [axes for pair in pairs for axes in pair], room=1 if alone else 0)
@@ -106,6 +110,21 @@ def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
     axes.set_xscale("log")
     axes.set_xlim(min(shown) / 1.1, max(ends) * 1.1)
     axes.xaxis.set_major_formatter("{x:g}")
+
+
+def _costs(panel: Panel) -> tuple[Cost, Cost]:
+    """What both pictures are drawn against: the recipe's axis, then time, or else traffic."""
+    time, traffic = _time(panel), _traffic(panel)
+    if panel.axis == "time" and time is not None:
+        return time, traffic
+    return _samples(panel) if panel.axis == "samples" else ROUNDS, time or traffic
+
+
+def _samples(panel: Panel) -> Cost:
+    """In thousands where they are many, so that the ticks have room."""
+    many = max(group.samples for group in panel.groups) >= MANY_SAMPLES
+    size, unit = (1000, "processed samples (thousands)") if many else (1, "processed samples")
+    return Cost(unit, lambda trial, number: trial.samples[number] / size)
 
 
 def _time(panel: Panel) -> Cost | None:

@@ -1,14 +1,15 @@
 """What every method is: hyper-parameters and pieces, a start, and a round."""
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from cutlayer.errors import LawError
+from cutlayer.errors import ConfigError, LawError
 from cutlayer.optim import Transform
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import Model, State
 
+Side = Literal["client", "server"]
 C = TypeVar("C", bound=type[Any])
 
 
@@ -38,6 +39,22 @@ def final(cls: C) -> C:
 
     cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
     return cls
+
+
+def refuse_u_shape(method: str, model: Split) -> None:
+    """For methods whose server needs the loss, which in a U-shape is at the clients."""
+    if model.u_shaped:
+        raise ConfigError(f"{method} needs the labels and the last layers at the server; leave the head out")
+
+
+def refuse_live_norms(method: str, model: Split, sides: tuple[Side, ...] = ("client", "server")) -> None:
+    """For methods that compare passes of moved parameters: running statistics would move with every pass."""
+    for side in sides:
+        if model.normalises_at(side):
+            raise ConfigError(
+                f"{method} needs BatchNorm frozen at the {side}: put those layers in eval mode and their parameters to "
+                "requires_grad=False before the split, as freeze_norms = true (cutlayer.models.freeze_norms) does"
+            )
 
 
 def with_one_server(model: Split, server_opt: Transform, server: Server, fed: Fed) -> State:

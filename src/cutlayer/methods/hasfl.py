@@ -14,7 +14,8 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.estimation import Parts, Watch
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
-from cutlayer.pieces.heard import all_finite, heard, loss_of_finite, rescaled
+from cutlayer.pieces.fields import model_of
+from cutlayer.pieces.heard import all_finite, heard, loss_of_finite, mean_of
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.observe import Estimates, Observer, renewed
 from cutlayer.pieces.recut import of_model, recut, regrown
@@ -118,8 +119,7 @@ class Hasfl:
             parts.between[step.active] = server.each(self.client_opt.step, parts.between, gm)  # (5)
             parts.device[step.active] = step.active.do(self.client.update, parts.device, gc)  # (6)
             ok = parts.between[step.active].progress.ok
-            mean = server.mean(server.each(heard, gs, ok))
-            mean = server.do(partial(rescaled, len(ok.ids)), mean, server.sum(ok))
+            mean = mean_of(server, server.each(heard, gs, ok), ok)
             parts = parts._replace(common=server.do(self.server_opt.step, parts.common, mean))  # (4)
         end = watch and watch.look(partial(self.gradients, server, parts), parts)
         device, between = clients.together(parts.device, parts.between, *(end or ()))[:2]
@@ -167,7 +167,7 @@ class Hasfl:
         before = state.memory["deepest"]
         if deepest == before:
             return state
-        old, new, common = self.model.at(before), self.model.at(deepest), server.do(_model_of, state.server)
+        old, new, common = self.model.at(before), self.model.at(deepest), server.do(model_of, state.server)
         lower, upper = recut(state.client, common, old, new, server, fed, of_model)
         part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
         return state._replace(client=lower, server=part, memory={**state.memory, "deepest": deepest})
@@ -242,10 +242,6 @@ def _planned(
 
 
 _first_planned = lru_cache(maxsize=2)(_planned)  # the first round may be tried on several engines, and is planned once
-
-
-def _model_of(part: Part) -> Model:
-    return part.model
 
 
 def hasfl(

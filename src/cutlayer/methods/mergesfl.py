@@ -10,9 +10,10 @@ from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
+from cutlayer.pieces.fields import progress_of
 from cutlayer.pieces.merge import cut_of, finite_or_zero, in_share, own_mean, watched, while_any
 from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.report import progress_of, report
+from cutlayer.pieces.report import report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
 from cutlayer.places import Clients, Step
 from cutlayer.servers import Fed, Server

@@ -56,7 +56,7 @@ class Relay:
         s = server.copies(upper, one)
         for step in one.steps():
             crossing = self.exchange(self.client, step, server, c)
-            gs = through_server(crossing, self.client, step, server, s)
+            gs = through_server(crossing, self.model, step, server, s)
             gc = crossing.back(gs.cut)
             if self.client_opt.joint_norm or self.server_opt.joint_norm:
                 gc, gs = joint_norms(self.client, self.server_opt, step, server, Side(c, gc), Side(s, gs))

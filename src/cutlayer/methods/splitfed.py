@@ -50,7 +50,7 @@ class SplitFed:
         s = server.each(self.server_opt.begin, server.copies(state.server, clients), state.round)
         for step in clients.steps(barrier=self.fuse.barrier):
             crossing = self.exchange(self.client, step, server, c)
-            gs = through_server(crossing, self.client, step, server, s[step.active])
+            gs = through_server(crossing, self.model, step, server, s[step.active])
             gc = crossing.back(gs.cut)
             if self.client_opt.joint_norm or self.server_opt.joint_norm:
                 gc, gs = joint_norms(self.client, self.server_opt, step, server, Side(c, gc), Side(s[step.active], gs))

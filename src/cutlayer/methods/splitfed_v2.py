@@ -3,15 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cutlayer.checks import check_count
 from cutlayer.errors import UnknownNameError
 from cutlayer.kinds import MODEL, SETTINGS
 from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape, through_server
+from cutlayer.pieces.exchange import Exchange, by_shape
+from cutlayer.pieces.fields import progress_of
 from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.report import progress_of, report
+from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.turns import in_turns
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
@@ -40,6 +43,7 @@ class SplitFedV2:
     interleave: Interleave = "step"  # whose batch is next: another client's, or the same client's until it is done
     order: Order = "random"  # drawn anew at each step (or each round, client by client), or by client number
     server_opt_reset: Reset = "never"  # when the server's moments and count start over
+    interval: int | None = None  # mini-batches of each client between averages; by default the run's batching says
     agg: Agg = "samples"
     client: SplitClient = field(init=False)
 
@@ -47,9 +51,15 @@ class SplitFedV2:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, str(getattr(self, name)), known, where="sfl_v2")
+        if self.interval is not None:
+            check_count("interval", self.interval)
         check_agg(self.agg)
         refuse_joint_norm("SFL-V2", self.client_opt, self.server_opt)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+
+    @property
+    def counts_steps(self) -> bool:
+        return self.interval is not None
 
     def start(self, server: Server, fed: Fed) -> State:
         return with_one_server(self.model, self.server_opt, server, fed)
@@ -59,17 +69,11 @@ class SplitFedV2:
         s = server.do(self.enter, state.server, state.round)
         progress = dict.fromkeys(clients.ids, server.do(progress_of, s))
         for group in self._groups(clients):
-            for step in group.steps():
+            for step in group.steps(count=self.interval):
                 crossing = self.exchange(self.client, step, server, c)
-                crossing.z = server.together(crossing.z)  # the order is drawn among all that answer
-                cuts = {}
-                for j in self._ordered(step.active, step.number):
-                    one = step.active.only((j,))
-                    gs = through_server(crossing, self.client, step, server, server.copies(s, one))
-                    s = server.do(self.turn, s, progress[j], server.pick(gs, j))
-                    progress[j] = server.do(progress_of, s)
-                    cuts[j] = server.pick(gs.cut, j)
-                gc = crossing.back(server.rows(cuts))
+                order = self._ordered(step.active, step.number)
+                s, cuts = in_turns(self.turn, order, crossing, self.model, step, server, s, progress)
+                gc = crossing.back(cuts)
                 c[step.active] = step.active.do(self.client.update, c, gc)
         return state._replace(
             round=state.round + 1,
@@ -95,7 +99,7 @@ class SplitFedV2:
         )
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
-        """One step under this client's own progress, so that a client that stops does not stop the others."""
+        """One step for one client."""
         part = part._replace(progress=progress)
         if self.server_opt_reset == "step":
             part = self.server_opt.restart(part, part.model)

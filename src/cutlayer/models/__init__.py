@@ -7,7 +7,9 @@ from torch import nn
 
 from cutlayer import registry
 from cutlayer.models.densenet import DenseNet, densenet121, densenet169
+from cutlayer.models.language import causal_lm
 from cutlayer.models.mobilenet import MobileNetV2, mobilenet_v2
+from cutlayer.models.norms import freeze_norms
 from cutlayer.models.resnet import ResNet, resnet18, resnet34, resnet50, resnet_tiny
 from cutlayer.models.small import cnn, mlp
 from cutlayer.models.transformer import CharTransformer, char_transformer
@@ -15,6 +17,7 @@ from cutlayer.models.vgg import VGG, vgg11, vgg16
 from cutlayer.models.weights import load_weights
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "causal_lm": causal_lm,
     "char_transformer": char_transformer,
     "cnn": cnn,
     "densenet121": densenet121,
@@ -43,10 +46,12 @@ __all__ = [
     "MobileNetV2",
     "ResNet",
     "build",
+    "causal_lm",
     "char_transformer",
     "cnn",
     "densenet121",
     "densenet169",
+    "freeze_norms",
     "load_weights",
     "mlp",
     "mobilenet_v2",

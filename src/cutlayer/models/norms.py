@@ -4,6 +4,7 @@ import math
 from typing import Literal, get_args
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutlayer.errors import UnknownNameError
 
@@ -25,3 +26,11 @@ def image_norm(name: Norm, channels: int) -> nn.Module:
 def feature_norm(name: Norm, features: int) -> nn.Module:
     """The normalisation of that name for vectors of so many features."""
     return nn.BatchNorm1d(features) if name == "batch" else image_norm(name, features)
+
+
+def freeze_norms(model: nn.Module) -> nn.Module:
+    """The model itself, its BatchNorm layers with the statistics and parameters that they have, for good."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval().requires_grad_(False)
+    return model

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from cutlayer.kinds import STATISTICS, SYNC
-from cutlayer.pieces.heard import all_finite, or_zero, rescaled
+from cutlayer.pieces.heard import all_finite, mean_of, or_zero
 from cutlayer.pieces.observe import Observer, both, estimated, with_beta
 from cutlayer.places import Clients, Step
 from cutlayer.servers import Fed, Server
@@ -73,8 +72,8 @@ class Watch(NamedTuple):
         rows = fed.each(estimated, below, above, size, loss)
         ok, weights = fed.each(all_finite, rows), {j: clients.weights[j] for j in rows.ids}
         rows = fed.each(or_zero, rows, ok)  # a client that saw what is not finite is left out
-        mean = fed.do(partial(rescaled, len(rows.ids)), fed.mean(rows), fed.sum(ok))
-        beta = fed.do(partial(rescaled, sum(weights.values())), fed.mean(rows.beta, weights), fed.sum(ok, weights))
+        mean = mean_of(fed, rows, ok)
+        beta = mean_of(fed, rows.beta, ok, weights)
         mean = fed.do(with_beta, mean, beta)
         told: Held = fed.send(SYNC, mean, server)
         return told

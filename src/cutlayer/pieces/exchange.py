@@ -12,18 +12,23 @@ from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, SCALARS
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Step
 from cutlayer.servers import Server
+from cutlayer.split import Split
 from cutlayer.state import Grads, Tensors
-from cutlayer.values import PerClient
+from cutlayer.values import PerClient, united
 
 
-class Crossing(Protocol):
-    """A mini-batch under way."""
+class Ascent(Protocol):
+    """A mini-batch on its way up."""
 
     z: PerClient  # activations, at the server
 
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
         """From the server's outputs: the loss of each client's batch, and its gradient at them."""
         ...
+
+
+class Crossing(Ascent, Protocol):
+    """A mini-batch that comes back."""
 
     def back(self, cut: PerClient) -> PerClient:
         """Send the gradients at the cut down; the clients' gradients, at the clients."""
@@ -36,20 +41,31 @@ class Exchange(Protocol):
     def __call__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> Crossing: ...
 
 
-class TwoPart:
-    """Labels travel; the loss is at the server."""
+class Arrived:
+    """Activations and labels at the server, which has the loss; nothing here goes back."""
 
-    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> None:
-        self.client, self.active, self.server = client, step.active, server
-        z, self.pull = self.active.vjp(client.forward, c, step.x, step.key, *cut)
-        self.z, self.y = self.active.up(ACTIVATIONS(z), LABELS(step.y))
+    def __init__(self, model: Split, server: Server, z: PerClient, y: PerClient) -> None:
+        self.model, self.server, self.z, self.y = model, server, z, y
 
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
         grads = self.server.grad(self._loss, h, self.y)
         return grads.loss, grads.cut
 
     def _loss(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
-        return self.client.model.loss(h, y), {}
+        return self.model.loss(h, y), {}
+
+
+class TwoPart:
+    """Labels travel; the loss is at the server."""
+
+    def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient, *cut: PerClient) -> None:
+        self.active = step.active
+        z, self.pull = self.active.vjp(client.forward, c, step.x, step.key, *cut)
+        self.z, y = self.active.up(ACTIVATIONS(z), LABELS(step.y))
+        self._arrived = Arrived(client.model, server, self.z, y)
+
+    def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
+        return self._arrived.loss(h)
 
     def back(self, cut: PerClient) -> PerClient:
         grads: PerClient = self.active.do(self.pull, self.active.down(GRADIENTS, cut))
@@ -68,7 +84,7 @@ class UShaped:
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
         who = self.step.active.only(h.ids)
         grads = who.grad(self.client.head_loss, self.c, who.down(ACTIVATIONS, h), self.step.y, self.step.key, cut=1)
-        self.head = PerClient("clients", [*self.head.blocks, *grads.blocks])
+        self.head = united(self.head, grads)
         cut, loss = who.up(GRADIENTS(grads.cut), SCALARS(grads.loss))
         return loss, cut
 
@@ -85,9 +101,9 @@ def by_shape(client: SplitClient, step: Step, server: Server, c: PerClient, *cut
     return exchange(client, step, server, c, *cut)
 
 
-def through_server(crossing: Crossing, client: SplitClient, step: Step, server: Server, s: PerClient) -> PerClient:
+def through_server(crossing: Ascent, model: Split, step: Step, server: Server, s: PerClient) -> PerClient:
     """Gradients of each client's server-side part, with the loss, and with the gradient at the cut."""
-    h, pull = server.vjp(client.model.upper, s, crossing.z, step.key)
+    h, pull = server.vjp(model.upper, s, crossing.z, step.key)
     loss, gradient = crossing.loss(h)
     grads: PerClient = server.each(with_loss, server.each(pull, gradient), loss)
     return grads

@@ -1,12 +1,24 @@
 """A mean over clients that a client with values that are not finite does not spoil."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.rules import squared_norm
+from cutlayer.servers import Keeper, Weights
 from cutlayer.state import Grads
 from cutlayer.tree import Tree
+from cutlayer.values import Held, PerClient
+
+
+def mean_of(keeper: Keeper, rows: PerClient, ok: PerClient, weights: Weights | None = None) -> Held:
+    """The mean over the clients that are heard, of rows that are zero for all others (`heard`, `or_zero`)."""
+    chosen = [1.0 if weights is None else weights[j] for j in rows.ids]
+    mean = keeper.mean(rows, weights)
+    total: Held = keeper.do(partial(rescaled, sum(chosen)), mean, keeper.sum(ok, weights))
+    return total
 
 
 def heard(grads: Grads, ok: Tensor) -> Grads:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer.state import Part, Progress
+from cutlayer.state import Progress
 
 
 class Report(NamedTuple):
@@ -24,8 +24,9 @@ def report(progress: Progress) -> Report:
     return Report(progress.loss.double(), progress.steps.double(), (~progress.ok).double())
 
 
-def progress_of(part: Part) -> Progress:
-    return part.progress
+def report_of(loss: Tensor, ok: Tensor) -> Report:
+    """One client's single batch; `ok` tells whether it counted."""
+    return Report(torch.where(ok, loss, 0).double(), ok.double(), (~ok).double())
 
 
 def nothing() -> Report:

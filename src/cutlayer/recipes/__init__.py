@@ -4,7 +4,18 @@ from collections.abc import Callable
 
 from cutlayer import registry
 from cutlayer.config import Run
-from cutlayer.recipes import cut_layer, evidence, first, hasfl_evidence, hasfl_figures, smofi_figures, smofi_tables
+from cutlayer.recipes import (
+    cut_layer,
+    evidence,
+    first,
+    hasfl_evidence,
+    hasfl_figures,
+    hosfl_evidence,
+    hosfl_figures,
+    hosfl_tables,
+    smofi_figures,
+    smofi_tables,
+)
 from cutlayer.recipes.recipe import Apart, Published, Recipe, Sweep
 from cutlayer.recipes.scale import unscaled
 
@@ -42,6 +53,16 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "hasfl_fig9": hasfl_figures.hasfl_fig9,
     "hasfl_fig10": hasfl_figures.hasfl_fig10,
     "hasfl_fig11": hasfl_figures.hasfl_fig11,
+    "hosfl_cifar10": hosfl_evidence.hosfl_cifar10,
+    "hosfl_sst2": hosfl_evidence.hosfl_sst2,
+    "hosfl_table1": hosfl_tables.hosfl_table1,
+    "hosfl_table2": hosfl_tables.hosfl_table2,
+    "hosfl_table3": hosfl_tables.hosfl_table3,
+    "hosfl_fig3": hosfl_figures.hosfl_fig3,
+    "hosfl_fig4": hosfl_tables.hosfl_fig4,
+    "hosfl_fig6": hosfl_figures.hosfl_fig6,
+    "hosfl_fig7": hosfl_figures.hosfl_fig7,
+    "hosfl_fig8": hosfl_figures.hosfl_fig8,
 }
 
 

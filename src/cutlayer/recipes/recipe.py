@@ -9,6 +9,7 @@ from cutlayer.config import Run
 
 Measure = Literal["time", "accuracy"]
 Race = Literal["rounds", "time", "converged"]
+Axis = Literal["rounds", "samples", "time"]
 TARGET_SHARE = 0.9  # of the reference's best accuracy, as the SMoFi paper chooses its target
 
 
@@ -61,6 +62,7 @@ class Recipe:
     runs: tuple[Run, ...]
     source: str = ""  # paper and table
     published: Mapping[str, Published] = field(default_factory=dict)  # by the name of a run
+    traffic: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by run: as printed, in rows of `traffic`
     statements: tuple[Statement, ...] = ()  # numbers that it states in words, to be set beside ours
     claims: tuple[str, ...] = ()  # what the paper says of it in words
     notes: tuple[str, ...] = ()  # what the paper leaves open, and what is chosen here
@@ -69,9 +71,10 @@ class Recipe:
     against: Mapping[str, str] = field(default_factory=dict)  # by run: what it is raced against, if not as `race` says
     # By rounds to the target against FedAvg's, by simulated time to it against the first run's, or until converged.
     race: Race = "rounds"
+    axis: Axis = "rounds"  # of the learning curves: rounds, processed samples or simulated time
     figure: tuple[Sweep, ...] = ()  # side by side for each panel; learning curves by default
 
     @property
     def of_paper(self) -> bool:
         """Whether a paper has printed something of it."""
-        return bool(self.published or self.statements or self.claims)
+        return bool(self.published or self.traffic or self.statements or self.claims)

@@ -25,14 +25,17 @@ def scaled(run: Run, factor: float) -> Run:
         return run
     clients, rounds = _fewer(run.clients, factor, FEWEST), _fewer(run.rounds, factor, FEWEST)
     share = clients / run.clients  # not the factor: below the fewest clients it would leave them less data
+    per_round = None if run.per_round is None else _fewer(run.per_round, share, FEWEST)
+    work = (per_round or clients) / (run.per_round or run.clients) * rounds / run.rounds
     return replace(
         run,
         name=_marked(run.name, factor),
         clients=clients,
-        per_round=None if run.per_round is None else _fewer(run.per_round, share, FEWEST),
+        per_round=per_round,
         # Clients by nature bring their own samples: fewer of them have fewer.
         subset=run.subset if run.partition.name == "natural" else run.subset * share,
         rounds=rounds,
+        until_samples=None if run.until_samples is None else _fewer(run.until_samples, work),
         eval_every=_fewer(run.eval_every, factor),
         checkpoint_every=_fewer(run.checkpoint_every, factor),
         method=_with_fewer_clients(run.method, share),

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from cutlayer import keys, tree
 from cutlayer.errors import ConfigError
-from cutlayer.split.traits import draws, writes
-from cutlayer.split.units import Chain, Unit, units_of
+from cutlayer.split.traits import draws, normalises, writes
+from cutlayer.split.units import Chain, Unit, preloaded, units_of
 from cutlayer.state import Tensors
 
 _GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
@@ -47,7 +47,8 @@ class Body:
         self.structure = structure
         self.units: tuple[Unit, ...] = units_of(structure)
         named = [*structure.named_parameters(), *structure.named_buffers()]
-        self.names = {id(tensor): name for name, tensor in named}  # a tied tensor goes by its first name
+        constant = preloaded(structure)  # these stand in the structure for good
+        self.names = {id(tensor): name for name, tensor in named if name not in constant}  # tied: by its first name
         self.lock = Lock()
         self.draws = False  # random numbers that only a rehearsal has brought to light, in whichever segment
 
@@ -68,6 +69,7 @@ class Segment:
         self._buffers = tuple(s for s in slots if not isinstance(s.empty, nn.Parameter))
         self._slots = slots
         self.params, self.frozen, self.buffers = map(_names, (self._params, self._frozen, self._buffers))
+        self.normalises = any(normalises(unit.module) for unit in units)  # with the statistics of its batch
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
 

@@ -4,12 +4,11 @@ import functools
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutlayer import tree
 from cutlayer.errors import ConfigError, CutError
@@ -80,7 +79,11 @@ class Split:
     @property
     def normalises(self) -> bool:
         """Whether a layer computes with the statistics of its batch, and so needs more than one sample."""
-        return any(isinstance(m, _BatchNorm) and m.training for m in self._body.structure.modules())
+        return self.normalises_at("client") or self.normalises_at("server")
+
+    def normalises_at(self, side: Literal["client", "server"]) -> bool:
+        """Whether such a layer is on this side."""
+        return any(s.normalises for s in ((self._lower, self._top) if side == "client" else (self._upper,)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)

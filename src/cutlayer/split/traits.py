@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 # fmt: off
@@ -19,6 +20,11 @@ _DRAWS = frozenset({
 def draws(module: nn.Module) -> bool:
     """Whether a module, in the mode that it is in, draws random numbers when it runs."""
     return any(_draws_itself(m) for m in module.modules())
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether a module, in the mode that it is in, computes with the statistics of its batch."""
+    return any(isinstance(m, _BatchNorm) and m.training for m in module.modules())
 
 
 def writes(module: nn.Module) -> bool:

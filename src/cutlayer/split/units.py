@@ -52,16 +52,32 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     return tuple(Unit(name, module) for name, module in traced(model))
 
 
+def preloaded(model: nn.Module) -> frozenset[str]:
+    """Names of the values that a model says every place has from the start, such as those of a public base model.
+
+    They are constants, not state: nothing copies, sends, averages or trains them.
+    """
+    if not callable(getattr(model, "preloaded", None)):
+        return frozenset()
+    names = frozenset[str](model.preloaded())  # type: ignore[operator]
+    for name, parameter in model.named_parameters():
+        if name in names and parameter.requires_grad:
+            raise CutError(f"{name!r} trains, so it cannot be preloaded at every place: freeze it or leave it out.")
+    return names
+
+
 def skeleton(model: nn.Module) -> nn.Module:
-    """A copy of a model without values: its parameters and buffers have shapes but no memory."""
+    """A copy of a model without values, which have shapes but no memory; those that are preloaded are shared."""
     memo: dict[int, Any] = {}
+    shared = preloaded(model)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise CutError(f"{name!r} has no shape yet (a lazy module): run one batch through the model, then cut it.")
         empty = torch.empty_like(parameter.detach(), device="meta")
-        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer.detach(), device="meta")
+        alike = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = parameter if name in shared else alike
+    for name, buffer in model.named_buffers():
+        memo[id(buffer)] = buffer if name in shared else torch.empty_like(buffer.detach(), device="meta")
     return copy.deepcopy(model, memo)
 
 

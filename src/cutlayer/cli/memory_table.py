@@ -1,0 +1,105 @@
+"""A client's memory in training and in inference, for people and for machines."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from cutlayer import build, registry
+from cutlayer.checks import check_count
+from cutlayer.cli import costs
+from cutlayer.cli.tables import plain_table
+from cutlayer.cli.text import human_bytes
+from cutlayer.errors import ConfigError
+from cutlayer.models import freeze_norms
+from cutlayer.planning.client_memory import client_memory
+from cutlayer.split import Split
+from cutlayer.split.units import units_of
+
+CAPTION = (
+    "weights: all values of the client's layers, trained or not; step: the most beyond weights, optimiser state and "
+    "batch at any time, measured with a stand-in for the server; BatchNorm layers are frozen"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How a client's step is measured."""
+
+    batch: int = 32
+    perturbations: int = 5
+    overlap: int = 0
+    device: str = "cpu"
+
+
+def asked(memory: bool, given: Mapping[str, Any]) -> Measurement | None:
+    """How to measure, if at all; options of a table that is not shown would be ignored in silence."""
+    told = {option: value for option, value in given.items() if value is not None}
+    if told and not memory:
+        raise ConfigError(f"--{next(iter(told))} is about the memory of a client; add --memory")
+    return Measurement(**told) if memory else None
+
+
+def document(
+    name: str,
+    options: Mapping[str, Any],
+    how: Measurement,
+    *,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    optimiser: str = "momentum",
+    cut: str | None = None,
+) -> dict[str, Any]:
+    """The bytes of a client by what it does, with half of the units unless a cut is given."""
+    opt = registry.find("optimiser", costs.OPTIMISERS, optimiser)
+    check_count("batch", how.batch)
+    build.check_device(how.device)
+    shape, classes = costs.fitting(name, options, shape, classes)
+    fitted = costs.fitted(name, options, shape, classes)
+    net = freeze_norms(build.model(name, fitted)).to(how.device)
+    x = costs.batch(net, shape, how.batch).to(how.device)
+    try:
+        with torch.no_grad():
+            out: Tensor = net(x[:1])
+    except RuntimeError as error:
+        raise costs.misfit(name, shape, error) from None
+    y = torch.zeros(how.batch, *out.shape[2:], dtype=torch.int64, device=how.device)
+    split = Split(net, len(units_of(net)) // 2 if cut is None else costs.parse_cut(cut))
+    overlaps = (0, how.overlap) if how.overlap else (0,)
+    found = client_memory(split, opt, x, y, perturbations=how.perturbations, overlaps=overlaps)
+    return {
+        "model": name,
+        "options": fitted,
+        "input": list(shape),
+        "optimiser": optimiser,
+        **asdict(how),
+        "cut": split.cut,
+        "units": list(split.units),
+        "cut_tensor": found.cut_tensor,
+        "rows": [{**asdict(row), "peak": row.peak, "relative": found.relative(row)} for row in found.rows],
+    }
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """A row for each thing that a client may do with a batch."""
+    shape, cut, units = "x".join(map(str, found["input"])), found["cut"], found["units"]
+    title = f"{found['model']}, cut after {units[cut - 1]} ({cut} of {len(units)} units), {found['batch']} samples of "
+    title += f"{shape} on {found['device']}, {found['optimiser']}: a cut tensor is {human_bytes(found['cut_tensor'])}"
+    made = plain_table(title, caption=CAPTION)
+    made.add_column("one client", no_wrap=True)
+    for head in ("weights", "optimiser\nstate", "batch", "step", "peak", "of\ninference"):
+        made.add_column(head, justify="right", no_wrap=True)
+    for row in found["rows"]:
+        sizes = (human_bytes(row[key]) for key in ("weights", "optimiser", "batch", "step", "peak"))
+        made.add_row(_name(row, found["perturbations"]), *sizes, f"× {row['relative']:.3f}")
+    return made
+
+
+def _name(row: Mapping[str, Any], perturbations: int) -> str:
+    if row["overlap"] is None:
+        return str(row["work"])
+    ahead = f", {row['overlap']} ahead" if row["overlap"] else ""
+    return f"{row['work']}, {perturbations} perturbations{ahead}"

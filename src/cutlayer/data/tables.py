@@ -1,0 +1,122 @@
+"""Tables of labelled texts as they are distributed: parquet, tab-separated and JSON lines, as rows by column."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlayer.data.files import Form, bad_file, incomplete, read_bytes
+from cutlayer.errors import DataError
+
+Row = Mapping[str, Any]
+HELD_OUT = ("test", "val", "validation", "dev")  # the published names; the first of them that is there is test data
+SUFFIXES = ("parquet", "jsonl", "tsv")
+# What columns are called by one publisher or another, nested ones with a dot, and here.
+ALIASES = {
+    "sentence": "text",
+    "sentence1": "premise",
+    "sentence2": "hypothesis",
+    "span1_text": "span1",
+    "span2_text": "span2",
+    "target.span1_text": "span1",
+    "target.span2_text": "span2",
+}
+
+
+class Table(NamedTuple):
+    """Rows of one file."""
+
+    path: Path
+    rows: list[Row]
+
+
+class Tables(NamedTuple):
+    """The training and the test rows, from one file or from several."""
+
+    train: list[Table]
+    test: list[Table]
+
+
+def forms(name: str) -> tuple[Form[Tables], ...]:
+    """<name>.parquet with a column `split`, or one file or more for each of the two."""
+
+    def whole(folder: Path) -> Tables | None:
+        path = folder / f"{name}.parquet"
+        return _divided(Table(path, read(path))) if path.is_file() else None
+
+    return (
+        Form(f"{name}.parquet", whole),
+        Form("train.jsonl and val.jsonl (or .tsv, .parquet; dev, validation)", _pair),
+    )
+
+
+def _divided(table: Table) -> Tables:
+    present = {row.get("split") for row in table.rows}
+    held_out = next((name for name in HELD_OUT if name in present), None)
+    if held_out is None or "train" not in present:
+        raise bad_file(table.path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
+    parts = ([r for r in table.rows if (r["split"] == held_out) is is_test] for is_test in (False, True))
+    return Tables(*([Table(table.path, rows)] for rows in parts))
+
+
+def _pair(folder: Path) -> Tables | None:
+    found = {name: _files(folder, name) for name in ("train", "val", "validation", "dev")}
+    held_out = next((name for name in ("val", "validation", "dev") if found[name]), None)
+    if not found["train"] and held_out is None:
+        return None
+    if not found["train"] or held_out is None:
+        raise incomplete(folder, "val.jsonl (or dev.tsv)" if found["train"] else "train.jsonl (or .tsv)")
+    return Tables(*([Table(path, read(path)) for path in found[name]] for name in ("train", held_out)))
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    for suffix in SUFFIXES:
+        if paths := sorted((*folder.glob(f"{name}.{suffix}"), *folder.glob(f"{name}-*.{suffix}"))):
+            return paths
+    return []
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, their columns by the names that are used here."""
+    try:
+        rows = READERS[path.suffix](path)
+    except (ValueError, csv.Error, UnicodeDecodeError) as error:
+        raise bad_file(path, error) from error
+    return [{ALIASES.get(column, column): value for column, value in row.items()} for row in rows]
+
+
+def _parquet(path: Path) -> list[Row]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            f"{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[llm]'"
+        ) from None
+    try:
+        rows: list[Row] = parquet.read_table(path).to_pylist()
+        return rows
+    except (OSError, ArrowException) as error:
+        raise bad_file(path, error) from error
+
+
+def _tsv(path: Path) -> list[Row]:
+    text = read_bytes(path).decode("utf-8")
+    return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _jsonl(path: Path) -> list[Row]:
+    lines = read_bytes(path).decode("utf-8").splitlines()
+    return [_flat(json.loads(line)) for line in lines if line.strip()]
+
+
+def _flat(entry: Mapping[str, Any]) -> Row:
+    """Entries within entries by names such as target.span1_text."""
+    flat: dict[str, Any] = {}
+    for key, value in entry.items():
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {".parquet": _parquet, ".tsv": _tsv, ".jsonl": _jsonl}

@@ -1,0 +1,75 @@
+"""The most memory that a piece of work holds at any time, as the device's allocator tells it.
+
+On CUDA these are the counters of torch's caching allocator. On a CPU torch's profiler records every allocation and
+release of torch's allocator with its size and address: results, temporaries inside an operation, and what autograd
+keeps. Neither sees what libraries take for themselves beside torch (MKL, oneDNN, the CUDA context), nor memory that an
+allocator keeps in reserve.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType
+from torch.autograd.profiler import profile
+
+from cutlayer.checks import check
+
+Change = tuple[int, int]  # an address, and the bytes that were taken there (above 0) or given back (below)
+
+
+def peak(work: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes on this device, beyond those held before, that the work held at any time; its result is dropped.
+
+    The work must not release what was there before it.
+    """
+    check(device.type in ("cpu", "cuda"), "device", str(device), "cpu or cuda: of others the memory is not known")
+    gc.collect()
+    return _cuda_peak(work, device) if device.type == "cuda" else highest(_cpu_changes(work))
+
+
+def highest(changes: Iterable[Change]) -> int:
+    """The most bytes that were held at a time; releases of what was not taken here do not count."""
+    held: dict[int, int] = {}
+    now = most = 0
+    for address, size in changes:
+        if size > 0:
+            held[address] = size
+            now += size
+            most = max(most, now)
+        else:
+            now -= held.pop(address, 0)
+    return most
+
+
+def _cuda_peak(work: Callable[[], Any], device: torch.device) -> int:
+    work()  # what libraries set up once, such as workspaces of cuBLAS, belongs to none of the things compared
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device)) - before
+
+
+def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
+    """What torch's CPU allocator did meanwhile, in order."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell on stderr that it starts and stops
+    with profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
+        work()
+    events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == _EventType.Allocation]
+    events = [e for e in events if e.extra_fields.device.type == "cpu"]
+    events.sort(key=lambda e: e.start_time_ns)
+    return [(e.extra_fields.ptr, e.extra_fields.alloc_size) for e in events]
+
+
+def _all(events: list[Any]) -> Iterator[Any]:
+    """The events and, at any depth, those inside them."""
+    left = list(events)
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        yield event

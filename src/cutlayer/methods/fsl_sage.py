@@ -1,0 +1,160 @@
+"""FSL-SAGE (Nair et al. 2025): clients train on estimated gradients at the cut. docs/methods/fsl_sage.md"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from cutlayer import keys
+from cutlayer.checks import check
+from cutlayer.kinds import ACTIVATIONS, AUXILIARY, LABELS, MODEL, SETTINGS
+from cutlayer.methods.base import final, refuse_u_shape, with_one_server
+from cutlayer.optim import Transform, adam
+from cutlayer.pieces.alignment import Alignment, appended
+from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given, Net
+from cutlayer.pieces.client import SplitClient
+from cutlayer.pieces.exchange import Arrived
+from cutlayer.pieces.fields import model_of, progress_of
+from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.report import report
+from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.turns import in_turns
+from cutlayer.pieces.weights import Agg, check_agg, weights
+from cutlayer.places import Clients, Step
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Part, Progress, State
+from cutlayer.values import Held, PerClient, united
+
+Memory = dict[str, dict[str, Any]]
+
+KEPT = "auxiliary"  # what clients keep; its version is the round in which it was sent
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FslSage:
+    """Each client trains under an auxiliary model, which the server aligns with its own gradient at the cut."""
+
+    model: Split
+    client_opt: Transform
+    server_opt: Transform
+    net: Net  # the auxiliary model
+    server_interval: int = 5  # q: local iterations from one upload to the next
+    align_interval: int = 1  # l: rounds from one alignment to the next
+    align_epochs: int = 100
+    align_opt: Transform = field(default_factory=lambda: adam(1e-3))
+    buffer: int = 1000  # samples of each client that the server keeps
+    agg: Agg = "samples"
+    client: SplitClient = field(init=False)
+    auxiliary: Auxiliary = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("server_interval", 1), ("align_interval", 1), ("align_epochs", 0), ("buffer", 1)):
+            value = getattr(self, name)
+            check(type(value) is int and value >= least, name, value, f"a whole number from {least} up")
+        check_agg(self.agg)
+        refuse_u_shape("FSL-SAGE", self.model)
+        refuse_joint_norm("FSL-SAGE", self.client_opt, self.server_opt, self.align_opt)
+        object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
+        object.__setattr__(self, "auxiliary", Auxiliary(model=self.model, net=self.net))
+
+    @property
+    def alignment(self) -> Alignment:
+        return Alignment(auxiliary=self.auxiliary, opt=self.align_opt)
+
+    def start(self, server: Server, fed: Fed) -> State:
+        state = with_one_server(self.model, self.server_opt, server, fed)
+        return state._replace(memory={"auxiliary": {}, "buffer": {}, "sent": {}})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
+        s = server.do(self.server_opt.resume, state.server, state.round)
+        progress = dict.fromkeys(clients.ids, server.do(progress_of, s))
+        memory = {name: dict(by_client) for name, by_client in state.memory.items()}
+        for step in clients.steps():
+            z, pull = step.active.vjp(self.client.forward, c, step.x, step.key)
+            if step.number % self.server_interval == 0:
+                arrived = Arrived(self.model, server, *step.active.up(ACTIVATIONS(z), LABELS(step.y)))
+                order = shuffled(step.active.ids, step.active.key, step.number)
+                s, _ = in_turns(self.turn, order, arrived, self.model, step, server, s, progress)
+                self.remember(step, server, memory, arrived)
+            if step.number == 0:
+                if state.round % self.align_interval == 0:
+                    self.align(state.round, step.active, server, s, memory)
+                a = self.hand_out(state.round, step.active, server, memory)
+            local = step.active.grad(self.auxiliary.local_loss, z, a, step.y, step.key, cut=0)
+            c[step.active] = step.active.do(self.client.update, c, step.active.do(pull, local.cut))
+        return State(
+            round=state.round + 1,
+            client=fed.mean(clients.up(MODEL(c.model)), weights(clients, self.agg)),
+            server=s,
+            memory=memory,
+            report=server.sum(server.each(report, server.rows(progress))),
+        )
+
+    def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
+        """One step of the one server-side model for one client."""
+        return self.server_opt.step(part._replace(progress=progress), grads)
+
+    def remember(self, step: Step, server: Server, memory: Memory, arrived: Arrived) -> None:
+        """Put what came up into each client's buffer; one that is new here gets an auxiliary model."""
+        for j in step.active.ids:
+            z, y, name = server.pick(arrived.z, j), server.pick(arrived.y, j), str(j)
+            before = [memory["buffer"][name]] if name in memory["buffer"] else []
+            memory["buffer"][name] = server.do(partial(appended, self.buffer), z, y, *before)
+            if name not in memory["auxiliary"]:
+                model = server.do(self.net.start, z, keys.fold(step.active.key, "auxiliary", j))
+                memory["auxiliary"][name] = server.do(self.align_opt.begin, model, 0)
+
+    def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
+        """Bring each client's auxiliary model closer to the server's gradient at the cut, over the client's buffer."""
+        for j in clients.ids:
+            name, key = str(j), keys.fold(clients.key, "align", j)
+            buffer = memory["buffer"][name]
+            target = server.do(self.alignment.target, s, buffer, key)
+            a = server.do(self.align_opt.resume, memory["auxiliary"][name], round)
+            for _ in range(self.align_epochs):
+                a = server.do(self.alignment.step, a, buffer, target, key)
+            memory["auxiliary"][name] = a
+            memory["sent"].pop(name, None)
+
+    def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
+        """Each client's auxiliary model, sent to those that do not hold it as it is now."""
+        held, sent = clients.memory.versions(KEPT), memory["sent"]
+        holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(str(j))))
+        others = clients.only(tuple(j for j in clients.ids if j not in holding.ids))
+        rows = server.rows({j: server.do(model_of, memory["auxiliary"][str(j)]) for j in others.ids})
+        sent.update({str(j): round for j in others.ids})
+        new = others.memory.keep(KEPT, others.down(AUXILIARY, rows), round)
+        return united(new, holding.memory.recall(KEPT))
+
+
+def fsl_sage(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    server_interval: int = 5,
+    align_interval: int = 1,
+    align_epochs: int = 100,
+    align_lr: float = 1e-3,
+    auxiliary_units: int | None = None,
+    auxiliary: nn.Module | None = None,
+    buffer: int = 1000,
+    agg: Agg = "samples",
+) -> FslSage:
+    """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with one of your own."""
+    return FslSage(
+        model=model,
+        client_opt=client_opt,
+        server_opt=server_opt,
+        net=FirstUnits.of(model, auxiliary_units) if auxiliary is None else Given.of(auxiliary),
+        server_interval=server_interval,
+        align_interval=align_interval,
+        align_epochs=align_epochs,
+        align_opt=adam(align_lr),
+        buffer=buffer,
+        agg=agg,
+    )

@@ -1,0 +1,158 @@
+"""HO-SFL (Chen et al. 2026): the server back-propagates, clients only run forward. docs/methods/hosfl.md"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cutlayer import directions, keys
+from cutlayer.checks import check, check_count, check_positive
+from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, SETTINGS, SETUP, SLOPES
+from cutlayer.methods.base import final, refuse_live_norms, refuse_u_shape
+from cutlayer.optim import Transform
+from cutlayer.pieces.exchange import Arrived, through_server
+from cutlayer.pieces.fields import model_of, moments_of
+from cutlayer.pieces.heard import all_finite, heard, mean_of, or_zero
+from cutlayer.pieces.hybrid import History, HybridClient
+from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.report import report_of
+from cutlayer.pieces.weights import Agg, check_agg, weights
+from cutlayer.places import Clients
+from cutlayer.servers import Fed, Server
+from cutlayer.split import Split
+from cutlayer.state import State
+from cutlayer.values import Held, PerClient
+
+PART = "part"  # what clients keep; its version is the number of rounds that are in it
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HybridOrder:
+    """A round is one step. Clients send activations and a few slopes, never a model; who was away replays a log."""
+
+    model: Split
+    client_opt: Transform
+    server_opt: Transform
+    perturbations: int = 5  # P
+    smoothing: float = 1e-3  # μ
+    overlap: int = 0  # perturbed passes while the gradient is under way, each with a cut tensor to hold
+    max_history: int = 10_000  # rounds in the log at most; who was away for longer downloads the model
+    agg: Agg = "uniform"  # the paper's 1/K, or each client by its samples
+    client: HybridClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_count("perturbations", self.perturbations)
+        check_count("max_history", self.max_history)
+        check_positive("smoothing", self.smoothing)
+        fits = type(self.overlap) is int and 0 <= self.overlap <= self.perturbations
+        check(fits, "overlap", self.overlap, f"a whole number from 0 to {self.perturbations}, the perturbations")
+        check_agg(self.agg)
+        refuse_u_shape("HO-SFL", self.model)
+        refuse_live_norms("HO-SFL", self.model, sides=("client",))
+        refuse_joint_norm("HO-SFL", self.client_opt, self.server_opt)
+        client = HybridClient(model=self.model, opt=self.client_opt, smoothing=self.smoothing, overlap=self.overlap)
+        object.__setattr__(self, "client", client)
+
+    @property
+    def counts_steps(self) -> bool:
+        """A round is one mini-batch, whatever the batching."""
+        return True
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        client, one = fed.hold(self.client_opt.begin(lower, 0)), server.hold(self.server_opt.begin(upper, 0))
+        log = fed.hold(History.empty(self.perturbations))
+        return State(0, client, one, {"log": log, "oldest": 0, "seen": {}})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        drawn = fed.hold(directions.seeds(keys.fold(clients.key, "directions"), self.perturbations))
+        seeds, w = clients.down(SLOPES, drawn), weights(clients, self.agg)
+        c = self.synchronised(state, clients, fed)
+        s = server.do(self.server_opt.resume, state.server, state.round)
+        (step,) = clients.steps(count=1)
+        # Phase 1: forward; perturbed passes may begin before the gradient is there
+        z = step.active.do(self.client.forward, c, step.x, step.key)
+        ahead = step.active.do(self.client.ahead, c, step.x, step.key, seeds)
+        crossing = Arrived(self.model, server, *step.active.up(ACTIVATIONS(z), LABELS(step.y)))
+        # Phase 2: the server back-propagates and takes its step (12-14)
+        gs = through_server(crossing, self.model, step, server, server.copies(s, step.active))
+        counts = server.each(all_finite, gs)
+        s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
+        # Phase 3: slopes along the shared directions (15-17)
+        cut = step.active.down(GRADIENTS, gs.cut)
+        v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, *ahead)))
+        # Phase 4: their mean is the update, for everyone (18-20)
+        finite = fed.each(all_finite, v)
+        slopes = mean_of(fed, fed.each(or_zero, v, finite), finite, w)
+        c = clients.do(self.client.update, c, seeds, clients.down(SLOPES, slopes))
+        clients.memory.keep(PART, c, state.round + 1)
+        return State(
+            round=state.round + 1,
+            client=fed.do(self.client.update, state.client, drawn, slopes),
+            server=s,
+            memory=self.logged(state, clients, fed, drawn, slopes),
+            report=server.sum(server.each(report_of, gs.loss, counts)),
+        )
+
+    def synchronised(self, state: State, clients: Clients, fed: Fed) -> PerClient:
+        """Algorithm 3: each client's part as of this round, from what it kept and the rounds that it missed.
+
+        Who kept nothing, or something that the log does not reach, downloads the model with its moments.
+        """
+        oldest, seen, kept = state.memory["oldest"], state.memory["seen"], clients.memory.versions(PART)
+        # A version that was never handed out here is of rounds that a restored server has forgotten.
+        able = clients.only(tuple(j for j, version in kept.items() if oldest <= version <= seen.get(str(j), -1)))
+        others = clients.only(tuple(j for j in clients.ids if j not in able.ids))
+        for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
+            behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
+            missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory["log"]))
+            # Kept at once: clients that have come to the same version share it, and replay the rest together.
+            behind.memory.keep(PART, behind.do(self.client.catch_up, behind.memory.recall(PART), missed), version + 1)
+        whole = [others.down(SETUP, fed.do(part, state.client)) for part in (model_of, moments_of)]
+        downloaded = others.do(self.client.adopt, *whole, others.down(SETTINGS, state.round))
+        others.memory.keep(PART, downloaded, state.round)
+        return clients.memory.recall(PART)
+
+    def logged(self, state: State, clients: Clients, fed: Fed, seeds: Held, slopes: Held) -> dict[str, Any]:
+        """The log with this round, from the oldest round on that a client which was ever here may still miss."""
+        now = state.round + 1
+        seen = {**state.memory["seen"], **{str(j): now for j in clients.ids}}
+        oldest = max(min(seen.values()), now - self.max_history)
+        log = fed.do(History.plus, state.memory["log"], seeds, slopes)
+        return {"log": fed.do(partial(_since, oldest - state.memory["oldest"]), log), "oldest": oldest, "seen": seen}
+
+    def told(self, state: State) -> dict[str, Any]:
+        """What a run's metrics tell of the last round."""
+        return {"extra_cut_tensors": self.overlap, "history_rounds": state.round - state.memory["oldest"]}
+
+
+def _row(row: int, log: History) -> History:
+    return log.since(row).until(1)
+
+
+def _since(row: int, log: History) -> History:
+    return log.since(row)
+
+
+def hosfl(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    perturbations: int = 5,
+    smoothing: float = 1e-3,
+    overlap: int = 0,
+    max_history: int = 10_000,
+    agg: Agg = "uniform",
+) -> HybridOrder:
+    """HO-SFL: the server back-propagates, clients only run forward and exchange slopes instead of models."""
+    return HybridOrder(
+        model=model,
+        client_opt=client_opt,
+        server_opt=server_opt,
+        perturbations=perturbations,
+        smoothing=smoothing,
+        overlap=overlap,
+        max_history=max_history,
+        agg=agg,
+    )

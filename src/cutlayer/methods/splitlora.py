@@ -1,0 +1,42 @@
+"""SplitLoRA (Lin et al. 2024): split training of adapters on a frozen base. docs/methods/splitlora.md"""
+
+from typing import Literal
+
+from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.methods.splitfed import SplitFed
+from cutlayer.methods.splitfed_v2 import SplitFedV2
+from cutlayer.optim import Transform
+from cutlayer.pieces.weights import Agg
+from cutlayer.split import Split
+
+Mode = Literal["per_client", "shared_server"]
+
+
+def splitlora(
+    *,
+    model: Split,
+    client_opt: Transform,
+    server_opt: Transform,
+    mode: Mode = "per_client",
+    interval: int = 100,
+    agg: Agg = "samples",
+) -> SplitFed | SplitFedV2:
+    """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch moves.
+
+    Only adapters train, and only they travel; the matrices A and B are averaged each by itself. With a shared server
+    the clients' adapters are averaged every `interval` mini-batches.
+    """
+    _check_adapters(model)
+    if mode == "per_client":
+        return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, agg=agg)
+    if mode == "shared_server":
+        return SplitFedV2(model=model, client_opt=client_opt, server_opt=server_opt, interval=interval, agg=agg)
+    raise UnknownNameError("mode", str(mode), ("per_client", "shared_server"), where="splitlora")
+
+
+def _check_adapters(model: Split) -> None:
+    if all(value.requires_grad for value in model.model.parameters()):
+        raise ConfigError(
+            "splitlora trains adapters on a frozen base, but every parameter of this model trains; give the model "
+            "adapters (causal_lm with a rank), or use sfl_v1"
+        )

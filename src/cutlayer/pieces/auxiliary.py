@@ -1,0 +1,117 @@
+"""Auxiliary models: what a client puts above its own layers to have a loss, and so a gradient, without the server."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cutlayer.checks import check, check_type
+from cutlayer.errors import ConfigError
+from cutlayer.program import at_client
+from cutlayer.split import Split
+from cutlayer.split.segment import Values
+from cutlayer.state import Model, Tensors
+
+WEIGHT, BIAS = "auxiliary.weight", "auxiliary.bias"  # of the layer that only the auxiliary model has
+
+
+class Net(Protocol):
+    """From the cut to scores of the classes, as a pure function of named values."""
+
+    def start(self, z: Tensor, key: int) -> Model:
+        """The values before anything is learnt, for activations like these."""
+        ...
+
+    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstUnits:
+    """The server's first units with their initial values, pooled, and a fresh linear layer to the classes."""
+
+    model: Split
+    units: int
+
+    @classmethod
+    def of(cls, model: Split, units: int | None) -> "FirstUnits":
+        """With so many units; by default one, if the server has another above it."""
+        most = max(0, model.num_units - model.cut - 1)
+        chosen = min(1, most) if units is None else units
+        wanted = f"a whole number from 0 to {most}, the server's units but its last"
+        check(type(chosen) is int and 0 <= chosen <= most, "auxiliary_units", chosen, wanted)
+        return cls(model=model, units=chosen)
+
+    @property
+    def copied(self) -> Split:
+        """A split whose server has these units only."""
+        return self.model.at(self.model.cut, self.model.cut + self.units)
+
+    def start(self, z: Tensor, key: int) -> Model:
+        _, server = self.model.initial()
+        outputs = self.model.upper(server, z, key)[0]
+        if outputs.dim() != 2:
+            raise ConfigError(
+                f"the auxiliary model ends in a row of scores for each sample, but this model's outputs have the shape "
+                f"{tuple(outputs.shape)}; give an auxiliary model of your own"
+            )
+        _, units = self.copied.initial()
+        width = pooled(self.copied.upper(units, z, key)[0]).shape[1]
+        return units._replace(params={**units.params, **_linear(width, outputs, key)})
+
+    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor:
+        h, _ = self.copied.upper(values, z, key)
+        return F.linear(pooled(h), values.params[WEIGHT], values.params[BIAS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A module of the user's own; every client begins with its values."""
+
+    split: Split  # with all of it above the cut
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Given":
+        check_type("auxiliary", module, nn.Module, "from the activations at the cut to scores of the classes")
+        return cls(split=Split(module, 0))
+
+    def start(self, z: Tensor, key: int) -> Model:
+        return self.split.initial()[1]
+
+    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor:
+        out: Tensor = self.split.upper(values, z, key)[0]
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auxiliary:
+    """A net under the model's loss. Nobody evaluates it, so running statistics of its own are not kept up."""
+
+    model: Split
+    net: Net
+
+    def loss(self, values: Values, z: Tensor, y: Tensor, key: int | None) -> Tensor:
+        return self.model.loss(self.net.scores(values, z, key), y)
+
+    @at_client()
+    def local_loss(self, z: Tensor, values: Model, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+        """For the gradient at the cut, which stands for the server's."""
+        return self.loss(values, z, y, key), {}
+
+
+def pooled(h: Tensor) -> Tensor:
+    """One vector a sample: the mean over an image, the last place of a text."""
+    if h.dim() not in (2, 3, 4):
+        raise ConfigError(
+            f"the auxiliary model cannot pool activations of shape {tuple(h.shape)}: it knows (batch, width), "
+            "(batch, places, width) and (batch, channels, height, width); give an auxiliary model of your own"
+        )
+    return h.mean((2, 3)) if h.dim() == 4 else h[:, -1] if h.dim() == 3 else h
+
+
+def _linear(width: int, outputs: Tensor, key: int) -> Tensors:
+    """Values as a new nn.Linear has them, but drawn from the key."""
+    random, bound = torch.Generator().manual_seed(key), width**-0.5
+    shapes = {WEIGHT: (outputs.shape[1], width), BIAS: (outputs.shape[1],)}
+    return {name: torch.empty(s).uniform_(-bound, bound, generator=random).to(outputs) for name, s in shapes.items()}

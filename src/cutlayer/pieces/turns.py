@@ -1,0 +1,38 @@
+"""One server-side part that takes the clients' batches one after another."""
+
+from collections.abc import Callable, Iterable
+
+from cutlayer.pieces.exchange import Ascent, through_server
+from cutlayer.pieces.fields import progress_of
+from cutlayer.places import Step
+from cutlayer.servers import Server
+from cutlayer.split import Split
+from cutlayer.state import Grads, Part, Progress
+from cutlayer.values import Held, PerClient
+
+Turn = Callable[[Part, Progress, Grads], Part]
+
+
+def in_turns(
+    turn: Turn,
+    order: Iterable[int],
+    crossing: Ascent,
+    model: Split,
+    step: Step,
+    server: Server,
+    s: Held,
+    progress: dict[int, Held],
+) -> tuple[Held, PerClient]:
+    """The part after everyone's turn, and each client's gradient at the cut; `progress` is each client's own.
+
+    A turn is under its client's own progress, so that a client that stops does not stop the others.
+    """
+    crossing.z = server.together(crossing.z)  # the order is drawn among all that answer
+    cuts = {}
+    for j in order:
+        one = step.active.only((j,))
+        gs = through_server(crossing, model, step, server, server.copies(s, one))
+        s = server.do(turn, s, progress[j], server.pick(gs, j))
+        progress[j] = server.do(progress_of, s)
+        cuts[j] = server.pick(gs.cut, j)
+    return s, server.rows(cuts)

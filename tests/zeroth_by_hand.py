@@ -1,0 +1,85 @@
+"""What zeroth-order methods compute, by hand: a loss that is quadratic in all weights, its gradient, the directions."""
+
+import torch
+from conftest import round_key
+from one_weight import mean_output
+from torch import Tensor, nn
+from torch.func import grad
+
+from cutlayer import directions, keys
+from cutlayer.data.arrays import Arrays
+from cutlayer.pieces.zeroth import CLIENT, server_seed
+from cutlayer.split import Split
+from cutlayer.state import Model, Tensors
+
+SAMPLES = 40
+
+
+def quadratic(hidden: int = 2) -> Split:
+    """Two linear layers under a linear loss: quadratic in the weights of both together, so differences are exact."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, 1)).double()
+    return Split(net, 1, loss=mean_output)
+
+
+def samples(num: int = SAMPLES) -> Arrays:
+    random = torch.Generator().manual_seed(5)
+    return Arrays(x=torch.randn(num, 3, generator=random, dtype=torch.float64), y=torch.zeros(num, dtype=torch.float64))
+
+
+def loss(split: Split, lower: Model, upper: Model, batch: Arrays) -> Tensor:
+    return split.loss(split.whole(lower.joined(upper), batch.x)[0], batch.y)
+
+
+def gradient(split: Split, lower: Model, upper: Model, batch: Arrays) -> tuple[Tensors, Tensors]:
+    """Of the batch's mean loss, by back-propagation, at the client and at the server."""
+
+    def of_params(below: Tensors, above: Tensors) -> Tensor:
+        return loss(split, lower._replace(params=below), upper._replace(params=above), batch)
+
+    below, above = grad(of_params, argnums=(0, 1))(lower.params, upper.params)
+    return below, above
+
+
+def client_direction(like: Model, number: int, client: int, step: int = 0) -> Tensors:
+    return _direction(like, directions.child(_seed(number, client, step), CLIENT))
+
+
+def server_direction(like: Model, number: int, client: int, step: int = 0, update: int = 0) -> Tensors:
+    return _direction(like, server_seed(_seed(number, client, step), update))
+
+
+def _seed(number: int, client: int, step: int) -> Tensor:
+    return torch.tensor(keys.fold(round_key(number), "step", step, client))
+
+
+def _direction(like: Model, seed: Tensor) -> Tensors:
+    return directions.combined(like.params, seed[None], torch.ones(1, dtype=torch.float64))
+
+
+def dot(a: Tensors, b: Tensors) -> Tensor:
+    return sum((torch.sum(a[k] * b[k]) for k in a), torch.zeros((), dtype=torch.float64))
+
+
+def stepped(model: Model, direction: Tensors, factor: Tensor | float) -> Model:
+    return model._replace(params={k: p + factor * direction[k] for k, p in model.params.items()})
+
+
+def flat(values: Tensors) -> Tensor:
+    return torch.cat([v.flatten() for v in values.values()])
+
+
+def difference(a: Model, b: Model) -> Tensor:
+    return flat(a.params) - flat(b.params)
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1]))
+
+
+def digits_net() -> nn.Module:
+    """A network of 460 weights for the digits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 10))
