@@ -243,12 +243,12 @@ def test_profile_tells_a_clients_memory(say: Any) -> None:
     assert hybrid["relative"] == hybrid["peak"] / inference["peak"]
 
     code, out, _ = say(words)
-    begin = "mlp, cut after fc1 (1 of 3 units), 4 samples of 1x8x8 on cpu, adamw: a cut tensor"
+    begin = "mlp, cut after fc1 (1 of 3 units), 4 samples of 1x8x8 on cpu, adamw, 3 perturbations: a cut tensor"
     assert " ".join(out.split()).startswith(begin)  # however wide the terminal is
-    assert [line.split("  ")[0] for line in out.splitlines() if "×" in line] == [
+    assert [line.split("  ")[0] for line in out.splitlines() if " KiB " in line and "cut" not in line] == [
         " inference",
-        " HO-SFL, 3 perturbations",
-        " HO-SFL, 3 perturbations, 2 ahead",
+        " HO-SFL",
+        " HO-SFL, 2 ahead",
         " ZO-SFL",
         " SFL",
         " full local training",

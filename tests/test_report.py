@@ -363,6 +363,31 @@ def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> N
     assert "77.16 ± 0.11" in text
 
 
+# -- by samples --------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_axis_is_samples_so_is_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A round is 8 samples of all clients here, and means nothing between methods with rounds of their own length."""
+    runs = tuple(replace(BASE, name=f"paced/all/{label}") for label in ("first", "second", "third"))
+    recipe = Recipe(runs=runs, source="ours", axis="samples", targets={"paced/all": 0.5})
+    monkeypatch.setitem(recipes.RECIPES, "paced", lambda: recipe)
+    for run, clients, accuracies in zip(runs, (5, 6, 7), ([0.1, 0.1, 0.5], [0.6, 0.4], [0.1, 0.2]), strict=True):
+        left(tmp_path, replace(run, clients=clients), accuracies)
+    comparison = report.compare(report.find([tmp_path]))
+    panel = alone(comparison)
+    assert [g.samples_to(panel.target) for g in panel.groups] == [24, 8, None]
+    assert [panel.speed_up(g) for g in panel.groups] == [1 / 3, 1.0, None]
+    lines = printed(comparison, 140)
+    assert lines[1].startswith("run seeds rounds samples accuracy % accuracy % target up ")
+    assert lines[3].startswith("first 1 3 24 50.0 50.0 24 0.33× ")
+    assert lines[4].startswith("second 1 2 16 60.0 40.0 8 1.00× ")
+    assert lines[5].startswith("third 1 2 16 20.0 20.0 – – ")
+    assert " ".join(lines[6:]).startswith(
+        "samples until the first evaluation that reaches the target 50.0 % (as the recipe sets it); speed-up against "
+        "second"
+    )
+
+
 # -- by simulated time -------------------------------------------------------------------------------------------------
 
 CLOCKED = {label: replace(BASE, name=f"clock/all/{label}") for label in ("first", "second", "third")}

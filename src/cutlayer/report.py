@@ -84,10 +84,13 @@ class Panel:
         return next((g for g in self.groups if unscaled(g.run.name) == against), None)
 
     def speed_up(self, group: Group) -> float | None:
-        """How many times fewer rounds than the reference; only where every seed of both arrives."""
+        """How many times fewer rounds, or samples, than the reference; only where every seed of both arrives."""
         reference = self.reference_of(group)
         if reference is None:
             return None
+        if self.axis == "samples":
+            few, many = (g.samples_to(self.target) for g in (group, reference))
+            return None if few is None or many is None else many / few
         ours, theirs = self.reach(group), self.reach(reference)
         if ours.mean is None or theirs.mean is None or not (ours.by_all and theirs.by_all):
             return None

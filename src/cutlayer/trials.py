@@ -153,6 +153,12 @@ class Group:
         """How soon the target is reached; no target is never reached."""
         return self._reach([None if target is None else t.rounds_to(target) for t in self.trials])
 
+    def samples_to(self, target: float | None) -> float | None:
+        """Samples processed until the target is reached; none unless every seed reaches it."""
+        rounds = [None if target is None else t.rounds_to(target) for t in self.trials]
+        found = [t.samples[r] for t, r in zip(self.trials, rounds, strict=True) if r is not None]
+        return fmean(found) if len(found) == len(self.trials) else None
+
     @cached_property
     def convergence(self) -> Convergence:
         found = [t.converged for t in self.trials]

@@ -20,8 +20,8 @@ from cutlayer.split import Split
 from cutlayer.split.units import units_of
 
 CAPTION = (
-    "weights: all values of the client's layers, trained or not; step: the most beyond weights, optimiser state and "
-    "batch at any time, measured with a stand-in for the server; BatchNorm layers are frozen"
+    "weights: all values of the client's layers, trained or not; moments: the optimiser's; step: the most beyond these "
+    "and the batch at any time, measured with a stand-in for the server; peak: all of it. BatchNorm layers are frozen."
 )
 
 
@@ -87,19 +87,17 @@ def table(found: Mapping[str, Any]) -> Table:
     """A row for each thing that a client may do with a batch."""
     shape, cut, units = "x".join(map(str, found["input"])), found["cut"], found["units"]
     title = f"{found['model']}, cut after {units[cut - 1]} ({cut} of {len(units)} units), {found['batch']} samples of "
-    title += f"{shape} on {found['device']}, {found['optimiser']}: a cut tensor is {human_bytes(found['cut_tensor'])}"
+    title += f"{shape} on {found['device']}, {found['optimiser']}, {found['perturbations']} perturbations: "
+    title += f"a cut tensor is {human_bytes(found['cut_tensor'])}"
     made = plain_table(title, caption=CAPTION)
     made.add_column("one client", no_wrap=True)
-    for head in ("weights", "optimiser\nstate", "batch", "step", "peak", "of\ninference"):
+    for head in ("weights", "moments", "step", "peak", "× inference"):
         made.add_column(head, justify="right", no_wrap=True)
     for row in found["rows"]:
-        sizes = (human_bytes(row[key]) for key in ("weights", "optimiser", "batch", "step", "peak"))
-        made.add_row(_name(row, found["perturbations"]), *sizes, f"× {row['relative']:.3f}")
+        sizes = (human_bytes(row[key]) for key in ("weights", "optimiser", "step", "peak"))
+        made.add_row(_name(row), *sizes, f"{row['relative']:.3f}")
     return made
 
 
-def _name(row: Mapping[str, Any], perturbations: int) -> str:
-    if row["overlap"] is None:
-        return str(row["work"])
-    ahead = f", {row['overlap']} ahead" if row["overlap"] else ""
-    return f"{row['work']}, {perturbations} perturbations{ahead}"
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['work']}, {row['overlap']} ahead" if row["overlap"] else str(row["work"])

@@ -64,7 +64,7 @@ def _columns(panel: Panel) -> Iterator[Column]:
     yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
     if panel.race == "converged":
         yield from _converged_columns(panel, papers)
-    elif not papers:
+    elif not papers or panel.axis == "samples":
         yield Column("final\naccuracy %", lambda g: accuracy(g.final, digits))
     if panel.target is not None:
         yield from _race_columns(panel, papers)
@@ -77,6 +77,11 @@ def _columns(panel: Panel) -> Iterator[Column]:
 
 
 def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+    if panel.axis == "samples":  # rounds of different methods are of different lengths
+        yield Column("samples to\ntarget", lambda g: _whole(g.samples_to(panel.target)))
+        if len(panel.groups) > 1:
+            yield Column("speed-\nup", lambda g: _times(panel.speed_up(g)))
+        return
     unit, size = _unit(panel, papers)
     yield Column("R", lambda g: _rounds(panel.reach(g), g))
     if panel.race == "time":
@@ -149,7 +154,10 @@ def _race(panel: Panel) -> str:
     if panel.target is None:
         took = panel.groups[0].simulated if len(panel.groups) == 1 else None
         return panel.rule if took is None else f"{panel.rule}; simulated time of all rounds: {took:,.1f} s"
-    target = f"R: first round that reaches the target {100 * panel.target:.1f} % ({panel.rule})"
+    goal = f"the target {100 * panel.target:.1f} % ({panel.rule})"
+    if panel.axis == "samples":
+        return f"samples until the first evaluation that reaches {goal}; speed-up against {panel.reference.label}"
+    target = f"R: first round that reaches {goal}"
     if panel.race == "time":
         return f"{target}; T: simulated time until then, of the seeds that reach it; > is at least"
     labels = [group.label for group in panel.references]
@@ -161,6 +169,10 @@ def _race(panel: Panel) -> str:
 
 def _remarks(recipe: Recipe) -> list[str]:
     return [f"the paper says: {claim}" for claim in recipe.claims] + [f"note: {note}" for note in recipe.notes]
+
+
+def _whole(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.0f}"
 
 
 def accuracy(spread: Spread | None, digits: int = 1) -> str:
