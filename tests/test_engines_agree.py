@@ -85,7 +85,7 @@ CASES = {
     # A longer look ahead than usual: rounding is divided by it.
     "hosfl": Case("hosfl", {"smoothing": 0.1}),
     "hosfl ahead": Case("hosfl", {"smoothing": 0.1, "perturbations": 3, "overlap": 2, "agg": "samples"}),
-    "zo_sfl": Case("zo_sfl", {"smoothing": 0.1}),
+    "zo_sfl": Case("zo_sfl", {"smoothing": 0.1}, Batching(size=4, steps=1)),
     "mu_splitfed": Case("mu_splitfed", {"smoothing": 0.1}),
     "fsl_sage": Case("fsl_sage", {"align_epochs": 2, "server_interval": 2}),
     "splitlora": Case("splitlora", {}),
@@ -157,7 +157,7 @@ def fits(case: str, shape: str) -> bool:
 PIECES = {
     *("fedavg uniform", "fedprox", "fednar", "fedavgm", "slowmo", "slowmo average", "fednag"),
     *("sfl_v1 step uniform", "smofi literal", "smofi without alignment"),
-    "zo_sfl",  # whose steps are so long that single precision has no digits left with some optimisers
+    "zo_sfl",  # whose steps are so long that single precision has no digits left after a few
     *("hasfl random", "hasfl planned", "hasfl planned cuts", "hasfl by resources"),
 }
 FEW_RUNS = [("nesterov", "two-part", torch.float64), ("momentum", "two-part", torch.float32)]

@@ -197,7 +197,7 @@ def test_the_distance_is_a_sum_over_samples_and_activations() -> None:
     agree(alignment.distance(part, buffer, target, 0).detach(), (found - target).square().sum())
 
 
-def test_a_sample_that_is_not_finite_is_left_out_of_the_alignment() -> None:
+def test_a_sample_that_is_not_finite_is_left_out_of_the_distance() -> None:
     """It counts in the mean loss, as a sample of zeros, and not in the distance."""
     alignment, part, buffer, _ = to_align(resnet("group"), 1, 1, PLAIN)
     server = optim.sgd(0.1).begin(Split(resnet("group"), 1).initial()[1], 0)
@@ -447,7 +447,7 @@ def test_a_client_with_values_that_are_not_finite_stops_alone(engine: str, serve
     sim.data = data
     later = sim.round(state)
     assert float(later.report.tree.stopped) == 0
-    for j in range(5):  # its buffer holds what came up, but the alignment leaves that out
+    for j in range(5):  # its buffer holds what came up, which the alignment takes for zeros
         before, after = (s.memory["auxiliary"][str(j)].tree for s in (state, later))
         assert all(a.isfinite().all() for a in after.params.values())
         assert distance(after.params, before.params) > 1e-4
@@ -514,6 +514,11 @@ def test_a_joint_norm_is_refused() -> None:
             {"auxiliary": "layer1"},
             "auxiliary is a str; give a Module, from the activations at the cut to scores of the classes",
         ),
+        (
+            {"auxiliary": nn.Linear(2, 10), "auxiliary_units": 0},
+            "auxiliary_units says how many of the server's units to copy, but auxiliary is a model of your own; leave "
+            "one of them out",
+        ),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], told: str) -> None:
@@ -525,11 +530,43 @@ def test_options_that_make_no_sense(options: dict[str, Any], told: str) -> None:
 def test_shapes_that_an_auxiliary_model_cannot_be_made_for() -> None:
     split = Split(nn.Sequential(nn.Identity(), nn.Identity(), nn.Linear(4, 4)), 1)
     auxiliary = FirstUnits(model=split, units=1)
-    with pytest.raises(ConfigError, match=r"but this model's outputs have the shape \(2, 3, 4\); give an auxiliary"):
+    with pytest.raises(ConfigError) as caught:
         auxiliary.start(torch.zeros(2, 3, 4), 0)
+    assert str(caught.value) == (
+        "the auxiliary model ends in a row of scores for each sample, but this model's outputs have the shape (2, 3, "
+        "4); give an auxiliary model of your own, in Python: fsl_sage(..., auxiliary=module)"
+    )
     split = Split(nn.Sequential(nn.Identity(), nn.Identity(), nn.Flatten(), nn.Linear(24, 4)), 1)
-    with pytest.raises(ConfigError, match=r"^the auxiliary model cannot pool activations of shape \(2, 1, 2, 3, 4\)"):
+    with pytest.raises(ConfigError) as caught:
         FirstUnits(model=split, units=1).start(torch.zeros(2, 1, 2, 3, 4), 0)
+    assert str(caught.value) == (
+        "the auxiliary model cannot pool activations of shape (2, 1, 2, 3, 4): it knows (batch, width), (batch, "
+        "places, width) and (batch, channels, height, width); give an auxiliary model of your own, in Python: "
+        "fsl_sage(..., auxiliary=module)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (
+            nn.Linear(7, 10),
+            "the auxiliary model does not fit the activations at the cut, which have the shape (4, 6): mat1 and mat2 "
+            "shapes cannot be multiplied (4x6 and 7x10); give a module from those to scores of the classes",
+        ),
+        (
+            nn.Linear(6, 3),
+            "the auxiliary model gives scores of shape (4, 3) for activations of shape (4, 6) at the cut, but the "
+            "model's outputs have the shape (4, 10); give a score for each class",
+        ),
+    ],
+    ids=("cut", "classes"),
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_of_ones_own_that_does_not_fit(engine: str, own: nn.Module, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(simulation(sage(flat(), 2, auxiliary=own.double()), engine=engine), 1)
+    assert str(caught.value) == told
 
 
 def test_a_module_of_ones_own_starts_every_client() -> None:

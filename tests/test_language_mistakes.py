@@ -1,6 +1,9 @@
 """Language models that cannot be had: each is told of in a user's words."""
 
+import socket
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,10 @@ import pytest
 import torch
 from tiny_language import FAMILIES, model, saved, texts, tokenizer, transformers, unsplit
 
-from cutlayer.errors import ConfigError, CutError, DataError
+from cutlayer import build
+from cutlayer.config import Choice, Run
+from cutlayer.errors import ConfigError, CutError, DataError, UnknownNameError
+from cutlayer.models import language
 from cutlayer.models.language import answer_tokens, causal_lm, load
 from cutlayer.split import Split
 
@@ -17,6 +23,19 @@ from cutlayer.split import Split
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("decoders")
     return {family: saved(root / family, family) for family in ("llama", "opt")}
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hosts that are asked for, none of which is found."""
+    asked: list[str] = []
+
+    def look_up(host: str, *_: Any, **__: Any) -> None:
+        asked.append(host)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return asked
 
 
 def test_a_family_without_a_known_list_of_layers(tmp_path: Path) -> None:
@@ -82,9 +101,38 @@ def test_an_empty_answer(folders: dict[str, str]) -> None:
         answer_tokens((" ", " good"), folders["llama"])
 
 
-def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(DataError, match=r"^there is no model 'nowhere/at-all' that can be read: .*nothing is downl"):
-        causal_lm("nowhere/at-all")
+@pytest.mark.parametrize("token", (64, -1))
+def test_a_token_outside_the_vocabulary(folders: dict[str, str], token: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        causal_lm(folders["llama"], answers=(3, token))
+    assert str(error.value) == (
+        f"the answer {token} is no token of {folders['llama']}, whose vocabulary has 64; give words, or tokens from 0 "
+        "to 63"
+    )
+
+
+def test_data_that_are_no_texts(folders: dict[str, str]) -> None:
+    run = Run(data="digits", model=Choice("causal_lm", {"path": folders["llama"]}), cut="layer1")
+    with pytest.raises(ConfigError) as error:
+        build.training(run)
+    assert str(error.value) == (
+        "the data 'digits' are no texts, which the model 'causal_lm' reads: use sst2, rte, wsc, text, or another model"
+    )
+    with pytest.raises(UnknownNameError, match=r"^unknown data set 'digit'; did you mean 'digits'\?$"):
+        build.training(replace(run, data="digit"))
+
+
+@pytest.mark.parametrize(("what", "read"), [("model", causal_lm), ("tokenizer", language.tokenizer)])
+@pytest.mark.parametrize("path", ("nowhere/at-all", "nowhere/at/all"))
+def test_a_folder_that_is_not_there(what: str, read: Callable[[str], Any], path: str, lookups: list[str]) -> None:
+    with pytest.raises(DataError) as error:
+        read(path)
+    assert str(error.value) == (
+        f"there is no {what} {path!r} that can be read: no such folder with a config.json, and none in the hub's "
+        "cache. Give a folder with its files (config.json, *.safetensors, tokenizer.json), one below CUTLAYER_DATA, or "
+        "a model in the hub's cache; nothing is downloaded. Shapes known by name: llama-3.2-1b, gemma-3-270m, opt-125m."
+    )
+    assert lookups == []
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
@@ -99,6 +147,20 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 def test_a_folder_below_the_data_folder_is_found(folders: dict[str, str], monkeypatch: Any) -> None:
     monkeypatch.setenv("CUTLAYER_DATA", str(Path(folders["opt"]).parent))
     assert type(load("opt")).__name__ == "OPTForCausalLM"
+
+
+def test_a_model_in_the_hubs_cache_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lookups: list[str]
+) -> None:
+    repository, revision = tmp_path / "models--me--tiny", "0123456789" * 4
+    folder = saved(repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))  # the variable is read at import
+    found, direct = (model(path, answers=(" bad", " good"))(texts()) for path in ("me/tiny", folder))
+    assert torch.equal(found, direct)
+    assert language.tokenizer("me/tiny").tokenize("It was good") == ["It", "was", "good"]
+    assert lookups == []
 
 
 def test_texts_longer_than_learned_positions(folders: dict[str, str]) -> None:

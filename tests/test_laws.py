@@ -13,7 +13,19 @@ from cutlayer import methods, optim, tree
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
 from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SLOPES, STATISTICS, SYNC, Kind
-from cutlayer.methods import FedAvg, Hasfl, MergeSFL, RandomCut, Relay, SplitFed, SplitFedV2
+from cutlayer.methods import (
+    FedAvg,
+    FslSage,
+    Hasfl,
+    HybridOrder,
+    MergeSFL,
+    RandomCut,
+    Relay,
+    SplitFed,
+    SplitFedV2,
+    UnbalancedZeroth,
+    ZerothOrder,
+)
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.client import SplitClient
 from cutlayer.places import Clients
@@ -47,7 +59,13 @@ def test_every_kind_has_its_home() -> None:
     }
 
 
-@pytest.mark.parametrize("method", (FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL, RandomCut, Hasfl))
+FINAL = (
+    *(FedAvg, Relay, SplitFed, SplitFedV2, MergeSFL, RandomCut, Hasfl),
+    *(HybridOrder, ZerothOrder, UnbalancedZeroth, FslSage),
+)
+
+
+@pytest.mark.parametrize("method", FINAL)
 def test_methods_are_final(method: type) -> None:
     with pytest.raises(LawError) as caught:
         type("Mine", (method,), {})
@@ -115,6 +133,15 @@ def refusal(story: Callable[[Scene], Any], engine: str, model: Split | None = No
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_scene_itself_is_lawful(engine: str) -> None:
     assert tell(lambda scene: None, engine).ledger.totals["up_activations"] > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_clients_own_seed_is_no_servers_to_read(engine: str) -> None:
+    """With it and the scalar that it makes, the training server of ZO-SFL could compute the client's layers."""
+    for place in ("server", "fed"):
+        told = refusal(lambda scene, place=place: getattr(scene, place).each(torch.neg, scene.step.own), engine)
+        assert told == f"the {place} place was given a value that is at the clients"
+    assert tell(lambda scene: scene.server.each(torch.neg, scene.step.seed), engine).ledger.samples > 0
 
 
 # -- What clients run --------------------------------------------------------------------------------------------------

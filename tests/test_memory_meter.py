@@ -287,9 +287,16 @@ def test_mistakes(say: Any, words: str, complaint: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_every_client_and_checks_the_bar() -> None:
+@pytest.mark.parametrize(
+    ("how", "met"),
+    [
+        (("--seq", "16"), True),
+        (("--quick",), False),  # beside four texts and layers this narrow, the adapters weigh too much
+    ],
+)
+def test_the_benchmark_measures_every_client_and_checks_the_bar(how: tuple[str, ...], met: bool) -> None:
     pytest.importorskip("peft")
-    command = [sys.executable, BENCH / "client_memory.py", "--quick", "--json"]
+    command = [sys.executable, BENCH / "client_memory.py", *how, "--json"]
     rows = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     names = ["inference", "HO-SFL", "HO-SFL, overlap 2", "ZO-SFL", "SFL", "full local training"]
     assert [row["client"] for row in rows] == names
@@ -299,5 +306,5 @@ def test_the_benchmark_measures_every_client_and_checks_the_bar() -> None:
         assert row["peak, MiB"] > row["weights, MiB"] + row["optimiser, MiB"] + row["step, MiB"]  # and the batch
     beyond = hybrid["peak, MiB"] - 2 * hybrid["cut tensor, MiB"]
     assert hybrid["ratio"] == pytest.approx(beyond / inference["peak, MiB"])
-    assert (hybrid["bar"], hybrid["met"]) == (1.05, hybrid["ratio"] <= 1.05)
+    assert (hybrid["bar"], hybrid["met"]) == (1.05, met)
     assert [row["bar"] for row in rows[2:]] == [None] * 4

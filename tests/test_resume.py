@@ -258,6 +258,14 @@ def test_a_run_of_another_configuration_is_refused(checkpoint_every: int, folder
     )
 
 
+def test_a_checkpoint_from_before_a_key_goes_on_with_its_default(folder: Folder, tmp_path: Path) -> None:
+    content, manifest = stopped(SMALL, folder).store.load()
+    del manifest["config"]["freeze_norms"], content["memory"]
+    folder.store.save(3, content, manifest)
+    execute(SMALL, folder, resume=True)
+    assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()
+
+
 def test_a_run_may_be_given_more_rounds_but_not_fewer_than_it_has_done(folder: Folder, tmp_path: Path) -> None:
     execute(replace(SMALL, rounds=3), folder)
     with pytest.raises(CheckpointError) as error:

@@ -8,7 +8,6 @@ from torch.func import grad
 
 from cutlayer import directions, keys
 from cutlayer.data.arrays import Arrays
-from cutlayer.pieces.zeroth import CLIENT, server_seed
 from cutlayer.split import Split
 from cutlayer.state import Model, Tensors
 
@@ -43,15 +42,13 @@ def gradient(split: Split, lower: Model, upper: Model, batch: Arrays) -> tuple[T
 
 
 def client_direction(like: Model, number: int, client: int, step: int = 0) -> Tensors:
-    return _direction(like, directions.child(_seed(number, client, step), CLIENT))
+    return _direction(like, torch.tensor(keys.fold(round_key(number), "own", step, client)))
 
 
-def server_direction(like: Model, number: int, client: int, step: int = 0, update: int = 0) -> Tensors:
-    return _direction(like, server_seed(_seed(number, client, step), update))
-
-
-def _seed(number: int, client: int, step: int) -> Tensor:
-    return torch.tensor(keys.fold(round_key(number), "step", step, client))
+def server_direction(like: Model, number: int, client: int, step: int = 0, update: int | None = None) -> Tensors:
+    """Of a step, or of one of its several updates."""
+    seed = torch.tensor(keys.fold(round_key(number), "step", step, client))
+    return _direction(like, seed if update is None else directions.child(seed, update))
 
 
 def _direction(like: Model, seed: Tensor) -> Tensors:

@@ -15,7 +15,7 @@ from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS
-from cutlayer.data.sources import TASKS, Dataset, data_folder, load, tokenised
+from cutlayer.data.sources import SOURCES, TASKS, Dataset, data_folder, load, tokenised
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
 from cutlayer.models import MODELS, freeze_norms
@@ -76,6 +76,11 @@ def _some(data: Arrays, fraction: float, key: int) -> Arrays:
 
 def dataset(run: Run, root: Path | None = None) -> Dataset:
     """The run's data; texts are read with the tokenizer of its model."""
+    if run.data in SOURCES and run.model.name == "causal_lm":
+        raise ConfigError(
+            f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
+            "another model"
+        )
     if run.data not in TASKS:
         return load(run.data, root)
     if run.model.name != "causal_lm":

@@ -114,5 +114,5 @@ def _equal(a: Tree, b: Tree) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or (a.dtype == b.dtype and torch.equal(a, b))
+        return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
     return type(a) is type(b) and bool(a == b)

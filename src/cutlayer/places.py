@@ -59,7 +59,8 @@ class Step:
     x: PerClient
     y: PerClient
     key: PerClient  # randomness of this step, known at every place
-    seed: PerClient  # the same as a tensor, for directions: also where clients are stacked
+    seed: PerClient  # the same as a tensor, to draw directions from
+    own: PerClient  # another one that each client has to itself
     number: int
     ends_epoch: bool  # with a barrier per epoch: everyone has finished this one
 
@@ -161,6 +162,7 @@ class Clients:
             y=_giving(y, world.program.labels),
             key=world.engine.keys(step_keys),
             seed=world.engine.seeds(step_keys),
+            own=_at_clients(world.engine.seeds({j: keys.fold(world.key, "own", number, j) for j in active})),
             number=number,
             ends_epoch=ends_epoch,
         )
@@ -280,6 +282,11 @@ class Clients:
 def _giving(value: PerClient, gives: Gives) -> PerClient:
     """The value with leave to be sent up as this."""
     return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids, ready=value.ready)
+
+
+def _at_clients(value: PerClient) -> PerClient:
+    """The value where no server can read it."""
+    return PerClient("clients", value.blocks, value.ids)
 
 
 def _augmented(x: PerClient, augment: Augment, step_keys: Mapping[int, int]) -> PerClient:

@@ -172,7 +172,7 @@ def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
     training.simulation.ledger.restore(content["ledger"])
     if training.simulation.clock is not None:
         training.simulation.clock.restore(content["clock"])
-    training.simulation.memory.restore(content["memory"])
+    training.simulation.memory.restore(content.get("memory", {}))
     write(folder.config, config.dumps(run))  # it may have more rounds now
     _compare_surroundings(folder)
     return training
@@ -191,6 +191,7 @@ def _check_first_round(run: Run, folder: Folder) -> None:
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
     """The configurations must agree in all but the length of the run."""
+    then = {**config.as_dict(Run()), **then}  # a key that there was not yet had its default
     there, here = (
         {key: value for key, value in json.loads(json.dumps(c)).items() if key not in LENGTH}
         for c in (then, config.as_dict(run))

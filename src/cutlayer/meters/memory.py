@@ -9,6 +9,7 @@ allocator keeps in reserve.
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,13 +58,24 @@ def _cuda_peak(work: Callable[[], Any], device: torch.device) -> int:
 
 def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
     """What torch's CPU allocator did meanwhile, in order."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell on stderr that it starts and stops
-    with profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
+    with _quiet_profiler(), profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
         work()
     events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == _EventType.Allocation]
     events = [e for e in events if e.extra_fields.device.type == "cpu"]
     events.sort(key=lambda e: e.start_time_ns)
     return [(e.extra_fields.ptr, e.extra_fields.alloc_size) for e in events]
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """It would tell on stderr that it starts and stops."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = before or "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
 
 
 def _all(events: list[Any]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from cutlayer import keys
 from cutlayer.checks import check
+from cutlayer.errors import ConfigError
 from cutlayer.kinds import ACTIVATIONS, AUXILIARY, LABELS, MODEL, SETTINGS
 from cutlayer.methods.base import final, refuse_u_shape, with_one_server
 from cutlayer.optim import Transform, adam
@@ -146,11 +147,16 @@ def fsl_sage(
     agg: Agg = "samples",
 ) -> FslSage:
     """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with one of your own."""
+    if auxiliary is not None and auxiliary_units is not None:
+        raise ConfigError(
+            "auxiliary_units says how many of the server's units to copy, but auxiliary is a model of your own; leave "
+            "one of them out"
+        )
     return FslSage(
         model=model,
         client_opt=client_opt,
         server_opt=server_opt,
-        net=FirstUnits.of(model, auxiliary_units) if auxiliary is None else Given.of(auxiliary),
+        net=FirstUnits.of(model, auxiliary_units) if auxiliary is None else Given.of(model, auxiliary),
         server_interval=server_interval,
         align_interval=align_interval,
         align_epochs=align_epochs,

@@ -106,7 +106,7 @@ class HybridOrder:
         for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
             behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
             missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory["log"]))
-            # Kept at once: clients that have come to the same version share it, and replay the rest together.
+            # Kept at once: from here on they are where those are who missed less.
             behind.memory.keep(PART, behind.do(self.client.catch_up, behind.memory.recall(PART), missed), version + 1)
         whole = [others.down(SETUP, fed.do(part, state.client)) for part in (model_of, moments_of)]
         downloaded = others.do(self.client.adopt, *whole, others.down(SETTINGS, state.round))

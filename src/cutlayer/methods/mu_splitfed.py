@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from cutlayer import directions
 from cutlayer.checks import check, check_count, check_positive, is_number
 from cutlayer.errors import UnknownNameError
 from cutlayer.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
@@ -17,7 +18,7 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import Report, report
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.pieces.zeroth import Pair, Surrogate, ZerothClient, server_seed
+from cutlayer.pieces.zeroth import Pair, Surrogate, ZerothClient
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -71,17 +72,17 @@ class UnbalancedZeroth:
         s = server.each(self.server_opt.begin, server.copies(state.server, clients), state.round)
         (step,) = clients.steps(count=1)
         z = step.active.do(self.client.forward, c, step.x, step.key)
-        moved = step.active.do(self.client.both_ways, c, step.x, step.key, step.seed)
+        moved = step.active.do(self.client.both_ways, c, step.x, step.key, step.own)
         z, moved, y = step.active.up(ACTIVATIONS(z), ACTIVATIONS(moved), LABELS(step.y))
         unmoved = server.each(Pair, z, z)
         for number in range(self.server_steps):
-            seed = server.each(server_seed, step.seed, number)
+            seed = server.each(directions.child, step.seed, number)
             losses = server.each(self.surrogate.losses, s, unmoved, y, step.key, seed)
             slope = server.each(self.surrogate.slope, losses)
             s[step.active] = server.each(self.surrogate.update, s, slope, seed, losses)
         judges = s if self.delta_model == "updated" else server.copies(state.server, clients)
         delta = server.each(self.surrogate.difference, judges, moved, y, step.key)
-        c[step.active] = step.active.do(self.client.update_by, c, step.active.down(SCALARS, delta), step.seed)
+        c[step.active] = step.active.do(self.client.update_by, c, step.active.down(SCALARS, delta), step.own)
         models, w = clients.up(MODEL(c.model)), weights(clients, self.agg)
         return State(
             round=state.round + 1,

@@ -10,6 +10,7 @@ from cutlayer.pieces.weights import Agg
 from cutlayer.split import Split
 
 Mode = Literal["per_client", "shared_server"]
+INTERVAL = 100  # as in public code of the paper
 
 
 def splitlora(
@@ -18,19 +19,24 @@ def splitlora(
     client_opt: Transform,
     server_opt: Transform,
     mode: Mode = "per_client",
-    interval: int = 100,
+    interval: int | None = None,
     agg: Agg = "samples",
 ) -> SplitFed | SplitFedV2:
     """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch moves.
 
     Only adapters train, and only they travel; the matrices A and B are averaged each by itself. With a shared server
-    the clients' adapters are averaged every `interval` mini-batches.
+    the clients' adapters are averaged every `interval` mini-batches, by default 100.
     """
     _check_adapters(model)
     if mode == "per_client":
+        if interval is not None:
+            raise ConfigError(
+                "splitlora: interval belongs to mode shared_server; the batching says how long a round is"
+            )
         return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, agg=agg)
     if mode == "shared_server":
-        return SplitFedV2(model=model, client_opt=client_opt, server_opt=server_opt, interval=interval, agg=agg)
+        steps = INTERVAL if interval is None else interval
+        return SplitFedV2(model=model, client_opt=client_opt, server_opt=server_opt, interval=steps, agg=agg)
     raise UnknownNameError("mode", str(mode), ("per_client", "shared_server"), where="splitlora")
 
 

@@ -9,7 +9,7 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.pieces.zeroth import Surrogate, ZerothClient, server_seed
+from cutlayer.pieces.zeroth import Surrogate, ZerothClient
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
@@ -48,13 +48,12 @@ class ZerothOrder:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.each(self.server_opt.begin, server.copies(state.server, clients), state.round)
         for step in clients.steps():
-            moved = step.active.do(self.client.both_ways, c, step.x, step.key, step.seed)
+            moved = step.active.do(self.client.both_ways, c, step.x, step.key, step.own)
             z, y = step.active.up(ACTIVATIONS(moved), LABELS(step.y))
-            seed = server.each(server_seed, step.seed)
-            losses = server.each(self.surrogate.losses, s, z, y, step.key, seed)
+            losses = server.each(self.surrogate.losses, s, z, y, step.key, step.seed)
             slope = server.each(self.surrogate.slope, losses)
-            s[step.active] = server.each(self.surrogate.update, s, slope, seed, losses)
-            c[step.active] = step.active.do(self.client.update, c, step.active.down(SCALARS, slope), step.seed)
+            s[step.active] = server.each(self.surrogate.update, s, slope, step.seed, losses)
+            c[step.active] = step.active.do(self.client.update, c, step.active.down(SCALARS, slope), step.own)
         models, w = clients.up(MODEL(c.model)), weights(clients, self.agg)
         return State(
             round=state.round + 1,

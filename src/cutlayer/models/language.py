@@ -51,6 +51,7 @@ def causal_lm(
     base = load(path, dtype=dtype, attention=attention, random=random, root=root)
     check_alike(base)
     tokens = answer_tokens(answers, path, root)
+    _check_known(tokens, base.config.vocab_size, path)
     if rank:
         base = adapted(base, rank=rank, alpha=alpha, targets=targets)
     else:
@@ -74,15 +75,15 @@ def load(
         family, sizes = SHAPES[path]
         config = transformers.AutoConfig.for_model(family, **sizes)
         return transformers.AutoModelForCausalLM.from_config(config, **settings)
-    source = path if where is None else str(where)
-    if where is not None and not random and not any(any(where.glob(pattern)) for pattern in WEIGHTS):
-        raise DataError(f"the folder {where} has no weights; add them, or set random = true to draw them")
+    folder = where or _incomplete("model", path)
+    if not random and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise DataError(f"the folder {folder} has no weights; add them, or set random = true to draw them")
     try:
-        config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         if random or torch.get_default_device().type == "meta":
             return transformers.AutoModelForCausalLM.from_config(config, **settings)
         with _quietly(transformers.utils.logging):
-            return transformers.AutoModelForCausalLM.from_pretrained(source, local_files_only=True, **settings)
+            return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **settings)
     except (OSError, ValueError) as error:
         raise _unread("model", path, error) from error
 
@@ -93,17 +94,35 @@ def tokenizer(path: str, root: str | Path | None = None) -> Any:
     where = located(path, root)
     if where is None and path in SHAPES:
         raise ConfigError(f"{path!r} is only a shape, without a tokenizer; give the folder of a model, or tokens")
+    folder = where or _incomplete("tokenizer", path)
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(where or path), local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _unread("tokenizer", path, error) from error
 
 
 def located(path: str, root: str | Path | None = None) -> Path | None:
-    """The folder of this name, itself or below the data folder; None if there is none, as for a model of the hub."""
+    """The folder of this name, itself, below the data folder or in the hub's cache; None if there is none."""
     below = data_folder(None if root is None else Path(root))
     roots = [Path()] if below is None else [Path(), below]
-    return next((folder / path for folder in roots if (folder / path / "config.json").is_file()), None)
+    found = (folder / path for folder in roots if (folder / path / "config.json").is_file())
+    return next(found, None) or _cached(path)
+
+
+def _cached(path: str) -> Path | None:
+    """The hub's folder of a model; transformers, given its name, would ask the network for other things."""
+    try:
+        config = needs("huggingface_hub").try_to_load_from_cache(path, "config.json")
+    except ValueError:  # no name that the hub could know
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _incomplete(what: str, path: str) -> Path:
+    """A folder without a config.json: transformers can tell what else is missing."""
+    if not Path(path).is_dir():
+        raise _unread(what, path, FileNotFoundError("no such folder with a config.json, and none in the hub's cache"))
+    return Path(path)
 
 
 def answer_tokens(answers: tuple[Answer, ...], path: str, root: str | Path | None = None) -> tuple[int, ...]:
@@ -121,6 +140,15 @@ def answer_tokens(answers: tuple[Answer, ...], path: str, root: str | Path | Non
                 "give answers that differ from their first token on"
             )
     return tuple(found)
+
+
+def _check_known(tokens: tuple[int, ...], size: int, path: str) -> None:
+    unknown = next((token for token in tokens if not 0 <= token < size), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"the answer {unknown} is no token of {path}, whose vocabulary has {size}; give words, or tokens from 0 to "
+            f"{size - 1}"
+        )
 
 
 def _first_token(answer: str, reads: Any) -> int:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer.checks import check, check_type
+from cutlayer.checks import check, check_type, reason
 from cutlayer.errors import ConfigError
 from cutlayer.program import at_client
 from cutlayer.split import Split
@@ -15,6 +15,7 @@ from cutlayer.split.segment import Values
 from cutlayer.state import Model, Tensors
 
 WEIGHT, BIAS = "auxiliary.weight", "auxiliary.bias"  # of the layer that only the auxiliary model has
+HOW_TO_GIVE = "give an auxiliary model of your own, in Python: fsl_sage(..., auxiliary=module)"
 
 
 class Net(Protocol):
@@ -54,7 +55,7 @@ class FirstUnits:
         if outputs.dim() != 2:
             raise ConfigError(
                 f"the auxiliary model ends in a row of scores for each sample, but this model's outputs have the shape "
-                f"{tuple(outputs.shape)}; give an auxiliary model of your own"
+                f"{tuple(outputs.shape)}; {HOW_TO_GIVE}"
             )
         _, units = self.copied.initial()
         width = pooled(self.copied.upper(units, z, key)[0]).shape[1]
@@ -69,15 +70,31 @@ class FirstUnits:
 class Given:
     """A module of the user's own; every client begins with its values."""
 
-    split: Split  # with all of it above the cut
+    model: Split
+    split: Split  # of the module, with all of it above the cut
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Given":
+    def of(cls, model: Split, module: nn.Module) -> "Given":
         check_type("auxiliary", module, nn.Module, "from the activations at the cut to scores of the classes")
-        return cls(split=Split(module, 0))
+        return cls(model=model, split=Split(module, 0))
 
     def start(self, z: Tensor, key: int) -> Model:
-        return self.split.initial()[1]
+        begun, (_, server) = self.split.initial()[1], self.model.initial()
+        outputs = self.model.upper(server, z, key)[0]
+        try:
+            scores = self.scores(begun, z, key)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(
+                f"the auxiliary model does not fit the activations at the cut, which have the shape {tuple(z.shape)}: "
+                f"{reason(error).rstrip('.')}; give a module from those to scores of the classes"
+            ) from error
+        if scores.shape != outputs.shape:
+            raise ConfigError(
+                f"the auxiliary model gives scores of shape {tuple(scores.shape)} for activations of shape "
+                f"{tuple(z.shape)} at the cut, but the model's outputs have the shape {tuple(outputs.shape)}; "
+                "give a score for each class"
+            )
+        return begun
 
     def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor:
         out: Tensor = self.split.upper(values, z, key)[0]
@@ -105,7 +122,7 @@ def pooled(h: Tensor) -> Tensor:
     if h.dim() not in (2, 3, 4):
         raise ConfigError(
             f"the auxiliary model cannot pool activations of shape {tuple(h.shape)}: it knows (batch, width), "
-            "(batch, places, width) and (batch, channels, height, width); give an auxiliary model of your own"
+            f"(batch, places, width) and (batch, channels, height, width); {HOW_TO_GIVE}"
         )
     return h.mean((2, 3)) if h.dim() == 4 else h[:, -1] if h.dim() == 3 else h
 

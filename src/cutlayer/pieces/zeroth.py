@@ -1,6 +1,7 @@
 """Training without back-propagation: central differences of the loss along random directions, on both sides of a cut.
 
-Each side draws its own direction from the seed of the step, which is known at every place: none of it is ever sent.
+Each side draws its own direction, and no seed is ever sent. The client's seed stays with the client: with it and the
+scalar, which the server makes, anybody could compute the client's update.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,6 @@ from cutlayer.program import at_client
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
 from cutlayer.state import Grads, Model, Part
-
-CLIENT, SERVER = 0, 1  # whose direction: children of the step's seed, which have nothing in common
 
 
 class Pair(NamedTuple):
@@ -58,12 +57,12 @@ class ZerothClient:
 
     @at_client(gives=ACTIVATIONS)
     def both_ways(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Pair:
-        moved = both_ways(part, directions.child(seed, CLIENT), self.smoothing)
+        moved = both_ways(part, seed, self.smoothing)
         return Pair(*(self.forward(there, x, key) for there in moved))
 
     @at_client(gives={"model": MODEL})
     def update(self, part: Part, slope: Tensor, seed: Tensor) -> Part:
-        return self.opt.step(part, estimate(part, slope, directions.child(seed, CLIENT)))
+        return self.opt.step(part, estimate(part, slope, seed))
 
     @at_client(gives={"model": MODEL})
     def update_by(self, part: Part, difference: Tensor, seed: Tensor) -> Part:
@@ -97,11 +96,6 @@ class Surrogate:
 
     def _loss(self, values: Values, z: Tensor, y: Tensor, key: int | None) -> Tensor:
         return self.model.loss(self.model.upper(values, z, key)[0], y)
-
-
-def server_seed(seed: Tensor, number: int = 0) -> Tensor:
-    """Of the server's direction of this number in a step."""
-    return directions.child(directions.child(seed, SERVER), number)
 
 
 def both_ways(part: Part, seed: Tensor, size: float) -> Iterator[Part]:

@@ -12,7 +12,7 @@ from cutlayer.batches import Batching
 from cutlayer.checks import check
 
 FLOAT, DOUBLE, INTEGER = 4, 8, 8  # bytes: losses and weights, slopes, labels and seeds
-THREE = 3  # activations that MU-SplitFed sends: as they are, and of weights moved there and back
+MU_PASSES = 3  # whose activations MU-SplitFed sends: of the weights as they are, and moved there and back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def _zo_sfl(setting: Setting, sizes: list[float]) -> Bytes:
 
 def _mu_splitfed(setting: Setting, sizes: list[float]) -> Bytes:
     n, model = sum(sizes), FLOAT * setting.client_params
-    there = {"up_activations": THREE * setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
+    there = {"up_activations": MU_PASSES * setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
     return {**there, "down_scalars": FLOAT * len(sizes), "down_model": model}
 
 

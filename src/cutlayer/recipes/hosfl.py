@@ -145,7 +145,8 @@ ON_TEXTS = (
     "Clients hold the embedding too. The paper counts 20 layers of Gemma-3-270M and 18 of LLaMA-3.2-1B; their "
     "checkpoints have 18 and 16, so the server holds 13 and 11.",
     "The paper gives no prompts, lengths or types: here a prompt and two words to choose from, at most 256 tokens, "
-    "float32; for LLaMA a base of bfloat16 with adapters of float32 (--set model.dtype=float32 for all).",
+    "float32; for LLaMA a base of bfloat16 with adapters of float32. Slopes of HO-SFL are coarse in bfloat16 (see its "
+    "page): --set model.dtype=float32, or a smoothing of 0.01, makes them exact to a few percent.",
     "The accuracy is that of the published validation sets; labels of the test sets are not public.",
     ON_LENGTH,
 )

@@ -89,7 +89,10 @@ def hosfl_fig4() -> Recipe:
         "(b) With 8 layers of LLaMA-3.2-1B a client takes 8.78 GB with SFL, 4.14 GB with HO-SFL and 4.01 GB for "
         "inference; to train all of the model takes 20.81 GB.",
     )
-    notes = ("Part (b) needs no run: `cutlayer profile causal_lm --set path=llama-3.2-1b --memory --cut layer8`.",)
+    notes = (
+        "Part (b) needs no run: `cutlayer profile causal_lm --set path=llama-3.2-1b --memory --cut layer8 --optimiser "
+        "adamw --device cuda`.",
+    )
     return _traffic("hosfl_fig4", "HO-SFL, Figure 4", claims, notes)
 
 
