@@ -27,6 +27,7 @@ NUM_UNITS = 5  # of resnet_tiny
 TOLD: dict[str, dict[str, Any]] = {
     "hasfl": {"interval": 3, "batches": "fixed", "cuts": "fixed"},
     "fsl_sage": {"align_epochs": 2},
+    "zo_sfl": {"smoothing": 0.1},  # rounding is divided by it
 }
 ONE_STEP = ("hosfl", "mu_splitfed")  # a round of theirs is one mini-batch
 OWN_LENGTH = ("hasfl", *ONE_STEP)  # who count the mini-batches of a round themselves

@@ -225,6 +225,13 @@ def test_options_that_would_be_ignored_are_refused(say: Any, tmp_path: Path, wor
     assert mistake(say("compare", ".", *words.split())) == message
 
 
+def test_set_up_takes_place_once_however_long_a_run_is(say: Any, tmp_path: Path) -> None:
+    folder = left(tmp_path, SPLIT, [0.1])  # of 8 samples
+    folder.metrics.write_text(folder.metrics.read_text().replace('"down_model"', '"down_setup"'))
+    (run,) = say("compare", ".", "--traffic", "--samples", "80", "--json").json["panels"][0]["runs"]
+    assert (run["bytes"]["Downlink (Setup)"], run["bytes"]["Uplink (Act)"]) == (2**20, 10 * 2**20)
+
+
 def test_a_run_without_samples_has_no_scale(say: Any, tmp_path: Path) -> None:
     folder = left(tmp_path, SPLIT, [0.1])
     folder.metrics.write_text(folder.metrics.read_text().replace('"samples": 8', '"samples": 0'))

@@ -59,8 +59,10 @@ class Panel:
 
     @property
     def axis(self) -> Axis:
-        """What learning curves are drawn against."""
-        return "rounds" if self.recipe is None else self.recipe.axis
+        """What learning curves are drawn against: for runs of no recipe samples, where any of them ends by samples."""
+        if self.recipe is not None:
+            return self.recipe.axis
+        return "samples" if any(group.run.until_samples for group in self.groups) else "rounds"
 
     @property
     def timed(self) -> bool:

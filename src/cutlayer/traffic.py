@@ -26,9 +26,10 @@ PAPER_ROWS = {
     "Downlink (Model)": ("down_model", "down_auxiliary"),
     "Downlink (Scalar/Seed)": ("down_scalars", "down_slopes"),
 }
+SETUP = "Downlink (Setup)"
 OUR_ROWS = {
     "Uplink (Labels)": ("up_labels",),
-    "Downlink (Setup)": ("down_setup",),  # a whole model for a client that was away too long
+    SETUP: ("down_setup",),  # a whole model for a client that was away too long
 }
 INTER_SERVER, OTHER = "Inter-server", "Other"
 AUXILIARY = "down_auxiliary"
@@ -64,12 +65,15 @@ class Column:
 def column(group: Group, samples: int | None = None, *, paper_convention: bool = False) -> Column:
     """The traffic of a group's runs, or of runs as long as `samples`: its bytes a sample times as many.
 
+    A client is set up once, however long a run is, so that row stays as it is.
     By the paper's convention a run ends with the first whole round after which more than `samples` are processed.
     """
     ends = [t.history[-1] for t in group.trials]
     factors = [_factor(t, samples, whole_rounds=paper_convention) for t in group.trials]
     found = [breakdown(end["bytes"], paper_convention=paper_convention) for end in ends]
-    rows = {row: fmean(f * b[row] for f, b in zip(factors, found, strict=True)) for row in found[0]}
+    rows = {
+        row: fmean((1 if row == SETUP else f) * b[row] for f, b in zip(factors, found, strict=True)) for row in found[0]
+    }
     stands_for = fmean(f * end["samples"] for f, end in zip(factors, ends, strict=True))
     return Column(label=group.label, name=group.run.name, samples=stands_for, rows=rows)
 

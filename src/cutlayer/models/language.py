@@ -75,7 +75,7 @@ def load(
         family, sizes = SHAPES[path]
         config = transformers.AutoConfig.for_model(family, **sizes)
         return transformers.AutoModelForCausalLM.from_config(config, **settings)
-    folder = where or _incomplete("model", path)
+    folder = (where or _incomplete("model", path)).resolve()  # exported adapters name it
     if not random and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         raise DataError(f"the folder {folder} has no weights; add them, or set random = true to draw them")
     try:
