@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from cutlayer.checks import check
+from cutlayer.checks import check_count
 from cutlayer.errors import ConfigError
 from cutlayer.kinds import MODEL, SETTINGS, SYNC
 from cutlayer.methods.base import final
@@ -51,9 +51,8 @@ class Hasfl:
     observer: Observer | None = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("interval", "replan_every"):
-            value = getattr(self, name)
-            check(type(value) is int and value > 0, name, value, "a whole number above 0")
+        check_count("interval", self.interval)
+        check_count("replan_every", self.replan_every)
         refuse_joint_norm("HASFL", self.client_opt, self.server_opt)
         if self.model.u_shaped and (self.policy.estimates or self.policy.cuts in ("random", "resources")):
             raise ConfigError("hasfl plans one cut for each device, not a U-shape; give it fixed batches and cuts")
