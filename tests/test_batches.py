@@ -20,6 +20,7 @@ from cutlayer.pieces.sampler import shuffled, uniform
 from cutlayer.pieces.sizes import Regulated
 from cutlayer.places import Clients, Step, World
 from cutlayer.program import Program
+from cutlayer.reach import Here
 from cutlayer.split import Split
 
 OPT = optim.sgd(0.1)
@@ -33,13 +34,11 @@ def steps(batching: Batching, sizes: tuple[int, ...] = SIZES, **options: Any) ->
     """The steps of a round of all these clients."""
     index = clients_of(sizes).clients
     world = World(
-        engine=Loop(),
         program=Program(object()),
-        data=images(),
+        reach=Here(engine=Loop(), data=images(), kept=Memory(), key=7),
         walk=lambda regulated: Walk(batching, index, 7, regulated),
         sizes={j: float(len(i)) for j, i in enumerate(index)},
         key=7,
-        memory=Memory(),
     )
     return list(Clients(world, tuple(range(len(index)))).steps(**options))
 

@@ -486,7 +486,7 @@ FORBIDDEN: dict[str, tuple[Callable[[Scene], Any], str]] = {
         REFUSES.format("scalars", "slopes"),
     ),
     "slopes as activations": (lambda s: s.clients.up(ACTIVATIONS(s.v)), REFUSES.format("activations", "slopes")),
-    "perturbed activations": (lambda s: s.clients.up(ACTIVATIONS(s.ahead[0])), REFUSES.format("activations", NOTHING)),
+    "perturbed activations": (lambda s: s.clients.up(ACTIVATIONS(s.ahead)), REFUSES.format("activations", NOTHING)),
     "activations to the fed server": (lambda s: s.clients.up(SLOPES(s.z)), REFUSES.format("slopes", "activations")),
     "the layers": (lambda s: s.clients.up(MODEL(s.c.model)), REFUSES.format("model", NOTHING)),
     "the updated layers": (lambda s: s.clients.up(MODEL(s.new.model)), REFUSES.format("model", NOTHING)),

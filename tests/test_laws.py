@@ -294,7 +294,7 @@ SECRETS: dict[str, Callable[[Scene], PerClient]] = {
     "gradients of its layers": lambda s: s.g,
     "one of those": lambda s: s.g.params,
     "those, asked of a loss": lambda s: s.clients.grad(s.me.scored, s.c, s.step.x, s.step.key),
-    "running statistics": lambda s: s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key)[1],
+    "activations with running statistics": lambda s: s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key),
     "single values of its model": lambda s: s.c.model.params,
     "a pullback": lambda s: s.pull,
     "what it was sent": lambda s: s.clients.down(GRADIENTS, s.at_server),

@@ -1,6 +1,6 @@
 """Which samples a client trains on at each of its steps: a function of the key, never of the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -52,7 +52,13 @@ class Batching:
 class Walk:
     """One round's batches of all clients, drawn pass by pass as they are asked for."""
 
-    def __init__(self, batching: Batching, index: tuple[Index, ...], key: int, sizes: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        batching: Batching,
+        index: Sequence[Index] | Mapping[int, Index],  # of each client: its samples
+        key: int,
+        sizes: Mapping[int, int],
+    ) -> None:
         self.batching, self.index, self.key, self.sizes = batching, index, key, sizes
         self._pass: dict[int, tuple[int, Index]] = {}
 
@@ -67,6 +73,11 @@ class Walk:
         batching = self.batching if count is None else replace(self.batching, steps=count)
         return batching.per_round(len(self.index[client]), self.size(client))
 
+    def length(self, client: int, step: int) -> int:
+        """How many samples a client's own step number `step` has."""
+        size = self.size(client)
+        return min(size, len(self.index[client]) - step % self.per_epoch(client) * size)
+
     def samples(self, client: int, step: int) -> Index:
         """The samples of a client's own step number `step`, in order."""
         number, at = divmod(step, self.per_epoch(client))
@@ -76,7 +87,9 @@ class Walk:
     def _shuffled(self, client: int, number: int) -> Index:
         held = self._pass.get(client)
         if held is None or held[0] != number:
-            order = keys.generator(self.key, "batches", client, number).permutation(self.index[client])
+            index = self.index[client]
+            # An order of places, not of samples: a client that holds only its own samples draws the same.
+            order = index[keys.generator(self.key, "batches", client, number).permutation(len(index))]
             self._pass[client] = held = (number, order)
         return held[1]
 

@@ -5,7 +5,7 @@ devices each client keeps its own, and states its versions when it joins.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,36 @@ class Kept(NamedTuple):
     ready: float = 0.0  # the simulated second since which it is there
 
 
+class Recall(Protocol):
+    """What some clients keep: `clients.memory`."""
+
+    def versions(self, name: str) -> dict[int, int]:
+        """The version of those clients that hold such a value, as they state it."""
+        ...
+
+    def recall(self, name: str) -> PerClient:
+        """The values of those clients that hold one, at the clients."""
+        ...
+
+    def keep(self, name: str, value: PerClient, version: int) -> PerClient:
+        """Let each client keep its value; the same values, in memory of their own, come back."""
+        ...
+
+
+class Keeps(Protocol):
+    """Where clients keep their values."""
+
+    def at(self, ids: tuple[int, ...]) -> Recall:
+        """What these clients keep."""
+        ...
+
+
+def check_kept(value: PerClient) -> None:
+    """Clients cannot keep what a server holds."""
+    if value.place != "clients":
+        raise LawError(f"clients keep only what they hold, but this value is at the {value.place}; send it first")
+
+
 class Memory:
     """The clients' values, by name and client."""
 
@@ -32,6 +62,9 @@ class Memory:
 
     def of(self, name: str) -> dict[int, Kept]:
         return self._kept.setdefault(name, {})
+
+    def at(self, ids: tuple[int, ...]) -> Recall:
+        return Memories(self, ids)
 
     def fork(self) -> "Memory":
         """A copy for a round that is only tried."""
@@ -58,25 +91,21 @@ class Memory:
 
 
 class Memories:
-    """What some clients keep: `clients.memory`."""
+    """What some clients keep here."""
 
     def __init__(self, memory: Memory, ids: tuple[int, ...]) -> None:
         self._memory, self._ids = memory, ids
 
     def versions(self, name: str) -> dict[int, int]:
-        """The version of those clients that hold such a value, as they state it."""
         kept = self._memory.of(name)
         return {j: kept[j].version for j in self._ids if j in kept}
 
     def recall(self, name: str) -> PerClient:
-        """The values of those clients that hold one, at the clients."""
         kept = self._memory.of(name)
         return _shared({j: kept[j] for j in self._ids if j in kept})
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
-        """Let each client keep its value; the same values, in memory of their own, come back."""
-        if value.place != "clients":
-            raise LawError(f"clients keep only what they hold, but this value is at the {value.place}; send it first")
+        check_kept(value)
         kept = self._memory.of(name)
         known = [k.value for k in kept.values() if k.version == version]
         for j, own in _rows(value):

@@ -14,15 +14,13 @@ from torch import Tensor
 from cutlayer import keys, tree
 from cutlayer.batches import Walk
 from cutlayer.calculus import check_pullback
-from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
-from cutlayer.engines.base import Engine
 from cutlayer.errors import LawError
 from cutlayer.kinds import SETTINGS, Kind, Parcel, Place, check_kind
-from cutlayer.memory import Memories, Memory
+from cutlayer.memory import Recall
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
+from cutlayer.reach import Reach
 from cutlayer.values import Block, Gives, Held, PerClient, at_once, common, shared, unzipped
 
 Weights = Mapping[int, float]
@@ -32,18 +30,15 @@ Scalar = int | float
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a round runs in: the engine, the clients' program and data, and the meters that watch the verbs."""
+    """What a round runs in: the clients' program, the way to them, and the meters that watch the verbs."""
 
-    engine: Engine
     program: Program
-    data: Arrays
+    reach: Reach
     walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that a method regulates -> this round's batches
     sizes: Weights  # samples of each client of the round
     key: int  # of this round
-    memory: Memory  # what the clients keep between rounds
     meters: tuple[Meter, ...] = ()
     clock: Timer = NoClock()
-    augment: Augment | None = None
     most_steps: int | None = None  # of each client, where a round is only tried
 
 
@@ -82,9 +77,9 @@ class Clients:
         return self._world.key
 
     @property
-    def memory(self) -> Memories:
+    def memory(self) -> Recall:
         """Values that stay at these clients between rounds, each with a version."""
-        return Memories(self._world.memory, self.ids)
+        return self._world.reach.memory(self.ids)
 
     @property
     def batch(self) -> int:
@@ -104,7 +99,8 @@ class Clients:
     ) -> Iterator[Step]:
         """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next.
 
-        A method may regulate the clients' batch sizes, and take the same number of steps with all of them.
+        A method may regulate the clients' batch sizes, and take the same number of steps with all of them. A client
+        that is lost has finished early.
         """
         walk = self._world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
@@ -112,10 +108,9 @@ class Clients:
         number = 0
         for stretch in self._stretches(walk, barrier == "epoch", count):
             left = dict(stretch)
-            while active := tuple(j for j in self.ids if left[j]):
-                for j in active:
-                    left[j] -= 1
-                    last[j] = number
+            while active := tuple(j for j in self._world.reach.alive(self.ids) if left[j]):
+                left = {j: steps - 1 if j in active else 0 for j, steps in left.items()}
+                last |= dict.fromkeys(active, number)
                 ends_epoch = barrier == "epoch" and not any(left.values())
                 yield self._step(walk, active, left, last, done, number, ends_epoch)
                 if ends_epoch or barrier == "step":
@@ -146,49 +141,56 @@ class Clients:
         ends_epoch: bool,
     ) -> Step:
         world = self._world
-        samples = {j: walk.samples(j, done[j]) for j in active}
-        sizes = {j: len(i) for j, i in samples.items()}
+        sizes = {j: walk.length(j, done[j]) for j in active}
         for meter in world.meters:
             meter.stepped(sizes)
-        x, y = world.engine.load(world.data, samples)
         step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
+        x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
         return Step(
             everyone=self,
             active=self.only(active),
             staying=self.only(tuple(j for j in active if left[j])),
             idle={j: number - last[j] for j in self.ids},
             sizes=sizes,
-            x=x if world.augment is None else _augmented(x, world.augment, step_keys),
-            y=_giving(y, world.program.labels),
-            key=world.engine.keys(step_keys),
-            seed=world.engine.seeds(step_keys),
-            own=_at_clients(world.engine.seeds({j: keys.fold(world.key, "own", number, j) for j in active})),
+            x=x,
+            y=y,
+            key=world.reach.keys(step_keys),
+            seed=world.reach.seeds(step_keys),
+            own=world.reach.own_seeds(number, active),
             number=number,
             ends_epoch=ends_epoch,
         )
 
+    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
+        """The inputs and labels of each client's own step of this number, labels with leave to go up if they may."""
+        x, y = self._world.reach.load(walk, steps, step_keys)
+        return x, _giving(y, self._world.program.labels)
+
     # -- the verbs ----------------------------------------------------------------------------------------------
 
-    def do(self, fn: Callable[..., Any] | PerClient, *values: PerClient) -> Any:
+    def do(self, fn: Callable[..., Any] | PerClient, *values: PerClient) -> PerClient:
         """Run a function that the method declares, or a pullback, at the clients."""
         self._check_arguments(fn, values)
         if isinstance(fn, PerClient):
             ids = common((fn, *values), self.ids)
-            pulled = self._world.engine.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
+            pulled = self._world.reach.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
             return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
-        return self._run("call", self._world.engine.call, fn, values)
+        made = self._run("call", self._world.reach.call, fn, values)
+        # Several values in a plain tuple are not the one that a kind speaks of.
+        one = not any(type(b.tree) is tuple for b in made.blocks)
+        return _giving(made, self._world.program.gives(fn) if one else None)
 
     def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
         """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
-        out, pull = self._run("vjp", self._world.engine.vjp, fn, (part, *values), cut=None)
+        out, pull = unzipped(self._run("vjp", self._world.reach.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
         return _giving(out, gives if isinstance(gives, Kind) else None), pull
 
     def grad(self, fn: Callable[..., Any], part: PerClient, *values: PerClient, cut: int | None = None) -> PerClient:
         """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
         self._check_arguments(fn, (part, *values))
-        grads: PerClient = self._run("grad", self._world.engine.grad, fn, (part, *values), cut=cut)
+        grads = self._run("grad", self._world.reach.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
         return _giving(grads, gives if isinstance(gives, Mapping) else None)
 
@@ -198,13 +200,18 @@ class Clients:
         sent = self._addressed(kind, value)
         for meter in self._world.meters:
             meter.crossed(kind, "down", sent)
-        return PerClient("clients", sent.blocks, sent.ids, ready=self._world.clock.moved(kind, "down", sent))
+        there = self._world.reach.down(kind, sent)
+        return PerClient("clients", there, sent.ids, ready=self._world.clock.moved(kind, "down", sent))
 
     def up(self, *parcels: Parcel) -> Any:
         """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
         ids = common([p.value for p in parcels], self.ids)
-        brought = [self._brought(home, kind, value[self.only(ids)]) for kind, value in parcels]
+        leaving = [Parcel(kind, value[self.only(ids)]) for kind, value in parcels]
+        for parcel in leaving:
+            self._release(parcel)
+        ids, values = self._world.reach.up(leaving, ids)
+        brought = [self._arrived(home, p, ids, blocks) for p, blocks in zip(leaving, values, strict=True)]
         for meter in self._world.meters:
             for (kind, _), value in zip(parcels, brought, strict=True):
                 meter.crossed(kind, "up", value)
@@ -218,14 +225,12 @@ class Clients:
     # -- the laws -----------------------------------------------------------------------------------------------
 
     def _run(
-        self, how: How, engine_verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
-    ) -> Any:
-        """What the function made; where that is several values, none of them may leave."""
+        self, how: How, verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
+    ) -> PerClient:
+        """What the function made, for now with no leave to be sent up."""
         ids = common(values, self.ids)
-        blocks = engine_verb(fn, values, ids, **options)
-        made = PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
-        several = unzipped(made)
-        return several if several is not made else _giving(made, self._world.program.gives(fn))
+        blocks = verb(fn, values, ids, **options)
+        return PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
 
     def _check_arguments(self, fn: Any, values: tuple[Any, ...]) -> None:
         name = "a pullback" if isinstance(fn, PerClient) else self._world.program.address(fn)
@@ -272,29 +277,17 @@ class Clients:
             raise LawError(f"one `up` goes to one server, but {names} belong to {' and '.join(sorted(homes))}")
         return homes.pop()
 
-    def _brought(self, home: Place, kind: Kind, value: PerClient) -> PerClient:
-        for block in value.blocks:
-            self._world.program.release(kind, block.gives, block.ids[0])
-        ready = self._world.clock.moved(kind, "up", value)
-        return PerClient(home, _giving(value, None).blocks, value.ids, kind, ready)
+    def _release(self, parcel: Parcel) -> None:
+        for block in parcel.value.blocks:
+            self._world.program.release(parcel.kind, block.gives, block.ids[0])
+
+    def _arrived(self, home: Place, parcel: Parcel, ids: tuple[int, ...], blocks: list[Block]) -> PerClient:
+        """At a server a value needs no leave any more."""
+        plain = [b._replace(gives=None) for b in blocks]
+        there = PerClient("clients", plain, ids, ready=parcel.value.ready)
+        return PerClient(home, plain, ids, parcel.kind, self._world.clock.moved(parcel.kind, "up", there))
 
 
 def _giving(value: PerClient, gives: Gives) -> PerClient:
     """The value with leave to be sent up as this."""
     return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids, ready=value.ready)
-
-
-def _at_clients(value: PerClient) -> PerClient:
-    """The value where no server can read it."""
-    return PerClient("clients", value.blocks, value.ids)
-
-
-def _augmented(x: PerClient, augment: Augment, step_keys: Mapping[int, int]) -> PerClient:
-    """Each client's images changed by its own key, whoever else is stacked with it."""
-
-    def changed(block: Block) -> Block:
-        stack = block.tree if block.stacked else block.tree[None]
-        new = augment(stack, [step_keys[j] for j in block.ids])
-        return block._replace(tree=new if block.stacked else new[0])
-
-    return PerClient(x.place, [changed(b) for b in x.blocks], x.ids)

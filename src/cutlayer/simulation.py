@@ -27,6 +27,7 @@ from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
 from cutlayer.planning.devices import Devices
 from cutlayer.program import Program
+from cutlayer.reach import Here
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import State
@@ -119,16 +120,13 @@ class Simulation:
             return Walk(self.batching, index, key, sizes)
 
         world = World(
-            engine=engine,
             program=self.program,
-            data=self.data,
+            reach=Here(engine=engine, data=self.data, kept=memory, key=key, augment=self.augment),
             walk=walk,
             sizes={j: float(len(index[j])) for j in ids},
             key=key,
-            memory=memory,
             meters=meters,
             clock=clock,
-            augment=self.augment,
             most_steps=most_steps,
         )
         servers = Server(engine, meters, clock), Fed(engine, meters, clock)

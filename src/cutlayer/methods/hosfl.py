@@ -80,7 +80,7 @@ class HybridOrder:
         s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
         # Phase 3: slopes along the shared directions (15-17)
         cut = step.active.down(GRADIENTS, gs.cut)
-        v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, *ahead)))
+        v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, ahead)))
         # Phase 4: their mean is the update, for everyone (18-20)
         finite = fed.each(all_finite, v)
         slopes = mean_of(fed, fed.each(or_zero, v, finite), finite, w)

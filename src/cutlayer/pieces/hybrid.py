@@ -74,7 +74,14 @@ class HybridClient:
 
     @at_client(gives=SLOPES)
     def slopes(
-        self, part: Part, x: Tensor, key: int | None, seeds: Tensor, z: Tensor, gradient: Tensor, *ahead: Tensor
+        self,
+        part: Part,
+        x: Tensor,
+        key: int | None,
+        seeds: Tensor,
+        z: Tensor,
+        gradient: Tensor,
+        ahead: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """(17): how much the loss would change along each direction, to first order in the activations."""
         found = [_projected(gradient, moved, z) for moved in ahead]

@@ -126,7 +126,7 @@ def _works(split: Split, opt: Transform, perturbations: int, overlaps: tuple[int
 def _hybrid(client: HybridClient, seeds: Tensor, part: Part, x: Any, y: Tensor) -> Part:
     z = client.forward(part, x, KEY)
     ahead = client.ahead(part, x, KEY, seeds)
-    slopes = client.slopes(part, x, KEY, seeds, z, _gradient_at(z), *ahead)
+    slopes = client.slopes(part, x, KEY, seeds, z, _gradient_at(z), ahead)
     del z, ahead
     return client.update(part, seeds, slopes)
 
