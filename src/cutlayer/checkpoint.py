@@ -45,6 +45,13 @@ for _cls in (Model, Progress, Part, Grads, State):
     register(_cls)
 
 
+def known_class(name: str) -> Any:
+    """The class that is registered under this name."""
+    if name not in _CLASSES:
+        raise CheckpointError(f"it holds a {name}, which this version of cutlayer does not know")
+    return _CLASSES[name]
+
+
 def pack(tree: Tree) -> tuple[Tensors, Skeleton]:
     """The tensors of a tree by their paths, and the rest of it as JSON values."""
     tensors: Tensors = {}

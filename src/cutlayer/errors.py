@@ -8,7 +8,9 @@ CutlayerError
 │   ├── PartitionError      a partition that cannot be drawn
 │   ├── CutError            a model that cannot be cut there
 │   ├── InfeasibleError     devices for which there is no plan
-│   └── CheckpointError     a checkpoint that is damaged, missing or of another run
+│   ├── CheckpointError     a checkpoint that is damaged, missing or of another run
+│   └── LinkError           a server that cannot be reached, or that refuses this client
+├── WireError               a message that is not what it should be
 └── LawError                a method that would move a value where it must not go
 
 Each message says what happened, where, and what to do.
@@ -65,6 +67,14 @@ class InfeasibleError(UsageError):
 
 class CheckpointError(UsageError):
     """A checkpoint that cannot be resumed from or written."""
+
+
+class LinkError(UsageError):
+    """A server that cannot be reached, or that refuses this client."""
+
+
+class WireError(CutlayerError):
+    """A message that is not what it should be; nothing of it was used."""
 
 
 class LawError(CutlayerError):

@@ -15,28 +15,19 @@ import torch
 from safetensors.torch import save
 
 import cutlayer
-from cutlayer import build, config, tree
-from cutlayer.checkpoint import register
+from cutlayer import build, config, stored, tree
 from cutlayer.config import Run
 from cutlayer.convergence import accuracies, converged
 from cutlayer.errors import CheckpointError
 from cutlayer.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
 from cutlayer.models.adapters import export_pretrained
 from cutlayer.models.decoders import CausalLM
-from cutlayer.pieces.alignment import Buffer
-from cutlayer.pieces.hybrid import History
-from cutlayer.pieces.observe import Estimates
-from cutlayer.pieces.report import Report
 from cutlayer.training import Record, Training
-from cutlayer.values import Held
 
-__all__ = ["Folder", "environment", "execute"]
+__all__ = ["Folder", "environment", "execute", "stored"]
 
 log = logging.getLogger("cutlayer")
 LENGTH = ("rounds", "until_converged", "until_accuracy", "until_samples")  # what may change when a run goes on
-
-for _cls in (Held, Report, Estimates, History, Buffer):
-    register(_cls)
 
 
 def execute(

@@ -1,0 +1,81 @@
+"""What servers know of the values that clients keep: each client's own statement, believed only if it can be true.
+
+Every round has a token, drawn anew when it is tried again. A client remembers in which round it was told to keep a
+value, and states version and token when it joins; a server believes it if it told that client so in a round that was
+committed. A value of a round that failed, or that a restored server has forgotten, is as good as gone.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cutlayer.remote.messages import Kept
+from cutlayer.remote.shadow import Shadow, Spec
+from cutlayer.remote.trees import build
+
+LATEST = 4  # versions of a value that a client may come back with: it may have been lost before it kept the last one
+
+Told = tuple[int, int]  # version, token
+
+
+class Statements:
+    """By name and client: what it holds as far as is known, and what it may hold if it comes back."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[int, Told]] = {}
+        self._told: dict[str, dict[int, tuple[Told, ...]]] = {}
+        self._forms: dict[str, Any] = {}
+
+    def joined(self, client: int, kept: Iterable[Kept]) -> None:
+        """A client states what it holds; everything else is forgotten."""
+        for held in self._held.values():
+            held.pop(client, None)
+        for k in kept:
+            if (k.version, k.token) in self._told.get(k.name, {}).get(client, ()):
+                self._held.setdefault(k.name, {})[client] = (k.version, k.token)
+
+    def versions(self, name: str, ids: Iterable[int]) -> dict[int, int]:
+        held = self._held.get(name, {})
+        return {j: held[j][0] for j in ids if j in held}
+
+    def held(self, client: int) -> dict[str, Told]:
+        """What a client holds as far as is known."""
+        return {name: held[client] for name, held in self._held.items() if client in held}
+
+    def told(self, name: str, client: int, version: int, token: int, spec: Spec) -> None:
+        """A client was told to keep such a value."""
+        self._held.setdefault(name, {})[client] = (version, token)
+        before = self._told.setdefault(name, {}).get(client, ())
+        self._told[name][client] = (*(t for t in before if t != (version, token)), (version, token))[-LATEST:]
+        if name not in self._forms:
+            flat = spec.flat
+            forms = [[str(a.dtype).removeprefix("torch."), list(a.shape)] for a in flat.tensors]
+            self._forms[name] = [flat.skeleton, list(flat.numbers), forms]
+
+    def spec(self, name: str, shadow: Shadow) -> Spec:
+        """The form of what is kept under a name."""
+        skeleton, numbers, forms = self._forms[name]
+        bare = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in forms]
+        return shadow.put(build(skeleton, iter(numbers).__next__, iter(bare).__next__))
+
+    def fork(self) -> "Statements":
+        """A copy for a round that may fail."""
+        other = Statements()
+        other._held = {name: dict(held) for name, held in self._held.items()}
+        other._told = {name: dict(told) for name, told in self._told.items()}
+        other._forms = dict(self._forms)
+        return other
+
+    def content(self) -> dict[str, Any]:
+        """For a checkpoint: who holds what is stated anew by those who come back."""
+        told = {name: {str(j): list(t) for j, t in by.items()} for name, by in self._told.items()}
+        return {"told": told, "forms": self._forms}
+
+    def restore(self, content: dict[str, Any]) -> None:
+        self._held = {}
+        self._told = {
+            name: {int(j): tuple((v, t) for v, t in told) for j, told in by.items()}
+            for name, by in content.get("told", {}).items()
+        }
+        self._forms = dict(content.get("forms", {}))

@@ -1,0 +1,123 @@
+"""What servers and clients say to each other: typed headers, beside which the tensors travel as raw bytes.
+
+A client opens one stream to a server and says `Hello`; the server answers `Welcome` or `Denied`. From then on it sends
+`Work`, to which the client gives one `Answer` or `Refusal` of the same number, until the server says `Done` or
+either side says `Bye`. Session and number make every message the one answer to one question: what is late, or comes
+twice, is dropped.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from cutlayer.remote.commands import AnyCommand
+
+PROTOCOL = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(max_length=100_000)]
+Reason = Annotated[str, Meta(max_length=2000)]
+Packing = Literal["raw", "bf16", "int8"]
+
+
+class Form(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Type and shape of a tensor, and how its bytes are packed."""
+
+    dtype: Annotated[str, Meta(max_length=16)]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    packing: Packing = "raw"
+
+
+Forms = Annotated[tuple[Form, ...], Meta(max_length=100_000)]
+Numbers = Annotated[tuple[int | float, ...], Meta(max_length=1_000_000)]
+
+
+class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """One message; `tensors` describes the bytes behind the header."""
+
+
+class Kept(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A value that a client kept: its name, its version, and the token of the round in which it was told to."""
+
+    name: Name
+    version: int
+    token: Count
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """A client introduces itself."""
+
+    protocol: int
+    version: Annotated[str, Meta(max_length=64)]  # of cutlayer
+    name: Name  # who it says it is; the certificate says who it is
+    samples: Annotated[int, Meta(ge=0, le=2**40)]
+    sample: Annotated[tuple[Form, ...], Meta(max_length=16)]  # of one input, by the order of its names; then its label
+    plugins: dict[Name, Annotated[str, Meta(max_length=64)]]  # file name -> hash
+    kept: Annotated[tuple[Kept, ...], Meta(max_length=1000)]
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """A server lets a client in."""
+
+    session: Count
+    client: Count  # its number
+    run: Text  # the configuration, as TOML
+    packing: Packing  # of activations on their way up
+
+
+class Denied(Message, frozen=True, tag="denied"):
+    """A server does not let a client in; `final` tells that trying again is no use."""
+
+    reason: Reason
+    final: bool
+
+
+class Work(Message, frozen=True, tag="work"):
+    """Commands for a client: a list by number, with its content the first time it is used in a session."""
+
+    session: Count
+    number: Count  # of the message in this session
+    round: Count
+    key: Count  # of the round
+    token: Count  # of this attempt at the round
+    begins: bool  # a round begins: whatever is in the slots is of an older one
+    list: Count
+    commands: Annotated[tuple[AnyCommand, ...], Meta(max_length=100_000)] | None
+    numbers: Numbers
+    tensors: Forms = ()
+
+
+class Answer(Message, frozen=True, tag="answer"):
+    """What goes up."""
+
+    session: Count
+    number: Count
+    seconds: float  # that the client worked
+    numbers: Numbers
+    tensors: Forms = ()
+
+
+class Refusal(Message, frozen=True, tag="refusal"):
+    """A client did not do its work, and says where and why."""
+
+    session: Count
+    number: Count
+    where: Reason
+    reason: Reason
+
+
+class Done(Message, frozen=True, tag="done"):
+    """The run is over."""
+
+    reason: Reason
+
+
+class Bye(Message, frozen=True, tag="bye"):
+    """The sender leaves; the other may come back later."""
+
+    reason: Reason
+
+
+FromClient = Hello | Answer | Refusal | Bye
+FromServer = Welcome | Denied | Work | Done | Bye

@@ -1,0 +1,149 @@
+"""Where a server meets its clients: who is present, what is under way to them, and what has come in.
+
+Transports (gRPC streams, Ray actors) tell the office of clients that join, answer and go; a round reads its inbox.
+"""
+
+import itertools
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from cutlayer.remote.answers import num_bytes
+from cutlayer.remote.messages import Answer, Kept, Refusal, Work
+from cutlayer.remote.queue import Letter
+
+MOST_LISTS = 1000  # that a client remembers
+
+
+class RoundId(NamedTuple):
+    """One attempt at a round."""
+
+    number: int
+    key: int
+    token: int
+
+    @classmethod
+    def drawn(cls, number: int, key: int) -> "RoundId":
+        return cls(number, key, secrets.randbits(62))
+
+
+class Joined(NamedTuple):
+    """A client is there, perhaps again."""
+
+    client: int
+
+
+class Answered(NamedTuple):
+    """A client has answered; `size` is what came over the wire."""
+
+    client: int
+    session: int
+    answer: Answer | Refusal
+    tensors: Sequence[Tensor]
+    size: int = 0
+
+
+class Lost(NamedTuple):
+    """A client's session is over."""
+
+    client: int
+    session: int
+    reason: str
+
+
+Event = Joined | Answered | Lost
+Send = Callable[[Work, Sequence[Tensor]], int]  # gives the bytes that go over the wire
+Close = Callable[[str], None]
+
+
+class Line:
+    """A server's end of one session."""
+
+    def __init__(
+        self, *, client: int, name: str, session: int, samples: int, kept: Sequence[Kept], send: Send, close: Close
+    ) -> None:
+        self.client, self.name, self.session, self.samples, self.kept = client, name, session, samples, tuple(kept)
+        self.most_bytes = 0  # of the answer that is asked for
+        self.noted = False  # whether a round has heard what it keeps
+        self._send, self.close = send, close
+        self._numbers = itertools.count(1)
+        self._lists: dict[bytes, int] = {}
+
+    def send(self, letter: Letter, round: RoundId, begins: bool) -> tuple[int, int]:
+        """Send a letter; its number, and the bytes that went."""
+        if len(self._lists) >= MOST_LISTS:
+            self._lists.clear()
+        content = msgspec.msgpack.encode(letter.commands)
+        is_new = content not in self._lists
+        name = self._lists.setdefault(content, len(self._lists))
+        self.most_bytes = num_bytes(letter)
+        work = Work(
+            session=self.session,
+            number=next(self._numbers),
+            round=round.number,
+            key=round.key,
+            token=round.token,
+            begins=begins,
+            list=name,
+            commands=letter.commands if is_new else None,
+            numbers=letter.numbers,
+        )
+        return work.number, self._send(work, letter.tensors)
+
+
+class Office:
+    """The clients that are present, by number."""
+
+    def __init__(self, flush: Callable[[], None] = lambda: None) -> None:
+        self.flush = flush  # for transports that send many letters at once
+        self._lines: dict[int, Line] = {}
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._sessions = itertools.count(secrets.randbits(40))
+
+    def new_session(self) -> int:
+        return next(self._sessions)
+
+    def join(self, line: Line) -> None:
+        """A client takes its place; an older session of the same client is over."""
+        with self._lock:
+            old = self._lines.get(line.client)
+            self._lines[line.client] = line
+        if old is not None:
+            old.close("the same client has joined again")
+            self._inbox.put(Lost(line.client, old.session, "it has joined again"))
+        self._inbox.put(Joined(line.client))
+
+    def leave(self, client: int, session: int, reason: str) -> None:
+        """A session is over, if it is not another one by now."""
+        with self._lock:
+            line = self._lines.get(client)
+            if line is None or line.session != session:
+                return
+            del self._lines[client]
+        line.close(reason)
+        self._inbox.put(Lost(client, session, reason))
+
+    def take(self, event: Answered) -> None:
+        self._inbox.put(event)
+
+    def line(self, client: int) -> Line | None:
+        with self._lock:
+            return self._lines.get(client)
+
+    def lines(self) -> dict[int, Line]:
+        """Everybody who is present, by number."""
+        with self._lock:
+            return dict(sorted(self._lines.items()))
+
+    def receive(self, seconds: float) -> Event | None:
+        """The next thing that happens, or None if nothing does for so long."""
+        try:
+            return self._inbox.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return None

@@ -1,0 +1,96 @@
+"""A client's end of one session: work comes in, an answer or a refusal goes out."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from cutlayer import keys
+from cutlayer.batches import Batching
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
+from cutlayer.engines.loop import Loop
+from cutlayer.program import Program
+from cutlayer.reach import Here
+from cutlayer.remote.commands import AnyCommand, Up
+from cutlayer.remote.messages import Answer, Refusal, Work
+from cutlayer.remote.office import MOST_LISTS
+from cutlayer.remote.trees import flatten
+from cutlayer.remote.vault import Vault
+from cutlayer.remote.worker import Round, Trouble, walk_of
+
+Reply = tuple[Answer | Refusal, list[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a client brings: its own copy of the method, its data, what it keeps, and what it never sends."""
+
+    client: int
+    program: Program
+    data: Arrays
+    batching: Batching
+    vault: Vault
+    augment: Augment | None = None
+    never: frozenset[str] = frozenset()
+    secret: str | None = None  # mixed into the seeds that it has to itself, so that no server can know them
+
+
+@dataclass
+class Session:
+    """One session of a device with a server."""
+
+    device: Device
+    number: int
+    _lists: dict[int, tuple[AnyCommand, ...]] = field(default_factory=dict)
+    _round: Round | None = None
+    _last: int = 0  # number of the newest work
+
+    def work(self, work: Work, tensors: Sequence[Tensor]) -> Reply | None:
+        """The answer to this work; none if it wants none, is of another session, or has been done already."""
+        if work.session != self.number or work.number <= self._last:
+            return None
+        self._last = work.number
+        begin = time.perf_counter()
+        try:
+            commands = self._commands(work)
+            leaving = self._round_of(work).run(commands, work.numbers, tensors)
+        except Trouble as trouble:
+            return Refusal(session=work.session, number=work.number, where=trouble.where, reason=trouble.reason), []
+        if not isinstance(commands[-1], Up):
+            return None
+        flat = flatten(tuple(leaving))
+        answer = Answer(
+            session=work.session,
+            number=work.number,
+            seconds=time.perf_counter() - begin,
+            numbers=tuple(flat.numbers),
+        )
+        return answer, flat.tensors
+
+    def _commands(self, work: Work) -> tuple[AnyCommand, ...]:
+        if work.commands is not None:
+            if len(self._lists) >= MOST_LISTS:
+                self._lists.clear()
+            self._lists[work.list] = work.commands
+        if work.list not in self._lists:
+            raise Trouble(f"list {work.list}", "it was never sent in this session")
+        return self._lists[work.list]
+
+    def _round_of(self, work: Work) -> Round:
+        if not work.begins and self._round is not None:
+            return self._round
+        device = self.device
+        device.vault.token = work.token
+        own = work.key if device.secret is None else keys.fold(work.key, device.secret)
+        self._round = Round(
+            client=device.client,
+            program=device.program,
+            reach=Here(engine=Loop(), data=device.data, kept=device.vault, key=own, augment=device.augment),
+            walk=walk_of(device.batching, device.client, len(device.data), work.key),
+            num_samples=len(device.data),
+            key=work.key,
+            never=device.never,
+        )
+        return self._round
