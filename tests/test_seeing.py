@@ -1,0 +1,495 @@
+"""Specifies what can be seen of a server of real devices: its facts, its table, its metrics and its log."""
+
+import io
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from cutlayer.errors import ConfigError
+from cutlayer.remote.logs import event, printable, structured
+from cutlayer.remote.prometheus import serve_metrics
+from cutlayer.remote.status import STATES, Board, ClientStatus
+from cutlayer.remote.table import LiveTable
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+LOG = logging.getLogger("cutlayer")
+FORGED = "eve\x1b[2J\r\nround ended [red]\u202e"
+SHOWN = "eve\\x1b[2J\\r\\nround ended [red]\\u202e"
+
+
+class Hands:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def board(clock: Hands | None = None, **options: Any) -> Board:
+    told = {"name": "digits", "method": "splitfed", "rounds": 10, "listening": "127.0.0.1:7", "clock": clock or Hands()}
+    return Board(**{**told, **options})
+
+
+def three(clock: Hands) -> Board:
+    """Ann trains, Bob has answered, Cem is lost; the first round is over, the second runs."""
+    made = board(clock)
+    for number, name in enumerate(("ann", "bob", "cem")):
+        made.joined(number, name, 100 + number)
+    made.round_began(1, range(3))
+    clock.now += 2
+    made.round_ended({"round": 1, "loss": 0.5123, "test_accuracy": 0.9312, "bytes": {}})
+    made.round_began(2, range(3))
+    for number in range(3):
+        made.asked(number, 2048)
+    made.answered(1, 1536, 0.25)
+    made.lost(2, "connection reset")
+    clock.now += 3
+    return made
+
+
+def crowd(num: int) -> Board:
+    """Clients of which three are not well."""
+    made = board()
+    for number in range(num):
+        made.joined(number, f"device-{number}", 10)
+    made.round_began(4, range(num))
+    for number in range(num):
+        made.asked(number, 1)
+    made.lost(97, "gone")
+    made.refused(50, "NaN in activations")
+    made.slow(98)
+    return made
+
+
+def screen(shown: Board, width: int = 80, height: int = 24) -> list[str]:
+    """The table as lines of text."""
+    console = Console(file=io.StringIO(), width=width, height=height, record=True)
+    console.print(LiveTable(shown, console).render())
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def words(line: str) -> str:
+    """A line of the table without what fills its columns."""
+    return " ".join(line.split())
+
+
+@contextmanager
+def lines(target: io.StringIO | Path) -> Iterator[None]:
+    """The library's log as JSON."""
+    handler, level = structured(target), LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        handler.close()
+
+
+def scraped(shown: Board) -> dict[tuple[str, ...], float]:
+    """All samples by their name and the values of their labels."""
+    with closing(serve_metrics(shown, 0)) as metrics:
+        address = f"http://127.0.0.1:{metrics.port}/metrics"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            text = answer.read().decode()
+    found = [s for family in parser.text_string_to_metric_families(text) for s in family.samples]
+    return {(s.name, *s.labels.values()): s.value for s in found}
+
+
+class TestBoard:
+    def test_a_client_from_joining_to_the_end(self) -> None:
+        clock = Hands()
+        made = board(clock, expected={0: "ann"})
+
+        def ann() -> ClientStatus:
+            return made.snapshot().clients[0]
+
+        assert (ann().state, ann().name, ann().samples) == ("away", "ann", 0)
+        made.joined(0, "ann", 60)
+        assert (ann().state, ann().samples, ann().rejoined) == ("joined", 60, 0)
+        made.round_began(1, [0])
+        assert ann().state == "waiting"
+        made.asked(0, 1000)
+        clock.now += 1.5
+        assert (ann().state, ann().lag, ann().bytes_down) == ("training", 1.5, 1000)
+        made.slow(0)
+        assert (ann().state, ann().lag) == ("slow", 1.5)
+        made.answered(0, 300, 1.5)
+        assert (ann().state, ann().lag, ann().bytes_up, ann().last_seconds) == ("waiting", None, 300, 1.5)
+        assert (ann().step, ann().round_trips) == (1, 1)
+        made.round_began(2, [0])
+        assert (ann().step, ann().round_trips) == (0, 1)
+        made.ended()
+        assert ann().state == "done"
+
+    def test_a_client_comes_back(self) -> None:
+        made = board()
+        made.joined(0, "ann", 60)
+        made.asked(0, 1)
+        made.lost(0, "connection reset")
+        lost = made.snapshot().clients[0]
+        assert (lost.state, lost.reason, lost.lag) == ("lost", "connection reset", None)
+        made.joined(0, "ann", 60)
+        back = made.snapshot().clients[0]
+        assert (back.state, back.rejoined, back.reason) == ("joined", 1, "connection reset")
+        made.left(0)
+        assert made.snapshot().clients[0].state == "away"
+        made.joined(0, "ann", 60)
+        assert made.snapshot().clients[0].rejoined == 2
+
+    def test_the_end_of_a_session_does_not_hide_its_reason(self) -> None:
+        made = board()
+        made.joined(0, "ann", 60)
+        made.refused(0, "labels out of range")
+        made.lost(0, "stream closed")
+        made.left(0)
+        made.asked(0, 5)
+        ann = made.snapshot().clients[0]
+        assert (ann.state, ann.reason, ann.refusals, ann.lag) == ("refused", "labels out of range", 1, None)
+        assert ann.bytes_down == 5  # what went over the wire is counted all the same
+
+    def test_who_is_not_drawn_stands_by(self) -> None:
+        made = board()
+        for number in range(3):
+            made.joined(number, f"device-{number}", 1)
+        made.round_began(1, [0, 2, 3])
+        assert [c.state for c in made.snapshot().clients.values()] == ["waiting", "joined", "waiting", "away"]
+
+    def test_the_run(self) -> None:
+        run = three(Hands()).snapshot()
+        assert (run.round, run.rounds, run.step, run.rounds_ended) == (2, 10, 1, 1)
+        assert (run.elapsed, run.round_seconds, run.loss, run.accuracy) == (5.0, 2.0, 0.5123, 0.9312)
+        assert (run.bytes_up, run.bytes_down) == (1536, 3 * 2048)
+
+    def test_accuracy_stays_until_it_is_measured_again(self) -> None:
+        made = three(Hands())
+        made.round_ended({"round": 2, "loss": 0.25})
+        run = made.snapshot()
+        assert (run.loss, run.accuracy, run.record) == (0.25, 0.9312, {"round": 2, "loss": 0.25})
+
+    def test_time_stops_with_the_run(self) -> None:
+        clock = Hands()
+        made = three(clock)
+        made.ended()
+        clock.now += 1000
+        assert made.snapshot().elapsed == 5.0
+
+    def test_a_snapshot_does_not_change(self) -> None:
+        made = three(Hands())
+        before = made.snapshot()
+        made.asked(0, 10**6)
+        made.joined(3, "dan", 1)
+        made.snapshot().record["loss"] = -1
+        assert (before.clients[0].bytes_down, sorted(before.clients)) == (2048, [0, 1, 2])
+        assert made.snapshot().loss == 0.5123
+
+    def test_many_threads(self) -> None:
+        made, done = board(), threading.Event()
+        torn: list[tuple[int, list[int]]] = []
+
+        def serve(number: int) -> None:
+            for _ in range(300):
+                made.joined(number, "device", 1)
+                made.asked(number, 3)
+                made.answered(number, 2, 0.1)
+
+        def rounds() -> None:
+            while not done.is_set():
+                made.round_began(1, range(8))
+
+        def look() -> None:
+            while not done.is_set():
+                run = made.snapshot()
+                steps = [client.step for client in run.clients.values()]
+                if run.step != max(steps, default=0):
+                    torn.append((run.step, steps))
+
+        helpers = [threading.Thread(target=rounds), threading.Thread(target=look)]
+        workers = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
+        switch = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)  # so that a lock that is missing shows
+        try:
+            for thread in (*helpers, *workers):
+                thread.start()
+            for thread in workers:
+                thread.join()
+        finally:
+            done.set()
+            sys.setswitchinterval(switch)
+        for thread in helpers:
+            thread.join()
+        run = made.snapshot()
+        assert torn == []
+        assert (run.bytes_up, run.bytes_down) == (8 * 300 * 2, 8 * 300 * 3)
+        assert {client.rejoined for client in run.clients.values()} == {299}
+
+
+class TestTable:
+    def test_three_clients_in_80_columns(self) -> None:
+        assert screen(three(Hands())) == [
+            "digits, splitfed: round 2 of 10, step 1, 0:05",
+            "loss 0.512, accuracy 93.1 %, 1.5 KiB up, 6.0 KiB down",
+            "   # name           state     step         up       down     lag reason",
+            "─" * 80,
+            "   2 cem            lost         0        0 B    2.0 KiB       – connection res…",
+            "   0 ann            training     0        0 B    2.0 KiB   3.0 s",
+            "   1 bob            waiting      1    1.5 KiB    2.0 KiB       –",
+        ]
+
+    def test_all_columns_where_there_is_room(self) -> None:
+        text = screen(three(Hands()), width=110)
+        assert words(text[2]) == "# name state samples step up down trips lag last reason"
+        assert words(text[4]) == "2 cem lost 102 0 0 B 2.0 KiB 0 – 0.0 s connection reset"
+        assert words(text[6]) == "1 bob waiting 101 1 1.5 KiB 2.0 KiB 1 – 0.2 s"
+
+    @pytest.mark.parametrize(("width", "heads"), [(76, "# name state up down lag reason"), (30, "# name state")])
+    def test_what_matters_least_goes_first(self, width: int, heads: str) -> None:
+        text = screen(three(Hands()), width=width)
+        assert words(text[2]) == heads
+        assert max(map(len, text)) <= width
+
+    def test_a_hundred_clients_do_not_scroll(self) -> None:
+        text = screen(crowd(100))
+        assert len(text) == 23  # the cursor has the last line
+        assert [words(line) for line in text[4:8]] == [
+            "50 device-50 refused 0 0 B 1 B – NaN in activat…",
+            "97 device-97 lost 0 0 B 1 B – gone",
+            "98 device-98 slow 0 0 B 1 B 0.0 s",
+            "0 device-0 training 0 0 B 1 B 0.0 s",
+        ]
+        assert words(text[-2]) == "14 device-14 training 0 0 B 1 B 0.0 s"
+        assert text[-1] == "… and 82 more: 82 training"
+
+    def test_before_the_first_round(self) -> None:
+        assert screen(board())[:2] == [
+            "digits, splitfed: listening at 127.0.0.1:7, 0:00",
+            "loss –, accuracy –, 0 B up, 0 B down",
+        ]
+
+    def test_a_client_forges_nothing(self) -> None:
+        made = board()
+        made.joined(0, FORGED, 1)
+        made.lost(0, FORGED)
+        text = screen(made, width=200)
+        assert len(text) == 5
+        assert text[4].startswith("   0 eve\\x1b[2J\\r\\… lost ")
+        assert text[4].endswith(SHOWN)
+
+    def test_a_terminal_has_the_table_and_the_warnings(self) -> None:
+        console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system=None)
+        made, before = three(Hands()), (LOG.level, list(LOG.handlers))
+        with LiveTable(made, console):
+            made.joined(3, "dan", 7)
+            made.refused(3, FORGED)
+        text = console.file.getvalue()
+        assert "client joined" not in text  # the table shows it
+        assert f'warning: client refused client=dan number=3 reason="{SHOWN}"\n'.replace("\\", "\\\\") in text
+        last = text.rpartition("digits, splitfed:")[2].splitlines()
+        assert words(last[4]) == "2 cem lost 0 0 B 2.0 KiB – connection res…"
+        assert last[5] == "   3 dan            refused      0        0 B        0 B       – eve\\x1b[2J\\r\\n…"
+        assert (LOG.level, LOG.handlers) == before
+
+    def test_the_table_follows_the_board(self) -> None:
+        console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system=None)
+        made = three(Hands())
+        with LiveTable(made, console):
+            made.round_began(7, [])
+            deadline = time.monotonic() + 5
+            while "round 7 of 10" not in console.file.getvalue():
+                assert time.monotonic() < deadline, "the table was not drawn again"
+                time.sleep(0.01)
+
+    def test_without_a_terminal_there_are_lines(self) -> None:
+        console, clock = Console(file=io.StringIO(), width=40), Hands()
+        with LiveTable(board(clock), console) as table:
+            made = table.board
+            made.joined(0, "ann", 60)
+            made.round_began(1, [0])
+            made.asked(0, 10)
+            made.answered(0, 20, 0.1)
+            clock.now += 2.5
+            made.round_ended({"round": 1, "loss": 0.51234, "test_accuracy": 0.9})
+            made.refused_connection("no certificate")
+            made.left(0)
+            made.ended()
+        assert console.file.getvalue().splitlines() == [
+            "client joined client=ann number=0 samples=60",
+            "round ended round=1 rounds=10 loss=0.5123 accuracy=0.9 bytes_up=20 bytes_down=10 seconds=2.5",
+            'warning: connection refused reason="no certificate"',
+            "client left client=ann number=0",
+            "run ended rounds=1 seconds=2.5",
+        ]
+
+
+class TestMetrics:
+    def test_what_is_scraped(self) -> None:
+        made = three(Hands())
+        made.joined(2, "cem", 102)
+        made.refused(2, "too large")
+        made.refused_connection("wrong CA")
+        found = scraped(made)
+        states = {"training": 1, "waiting": 1, "refused": 1}
+        assert found == {
+            ("cutlayer_round",): 2,
+            ("cutlayer_rounds_planned",): 10,
+            ("cutlayer_rounds_total",): 1,
+            ("cutlayer_round_seconds",): 2,
+            ("cutlayer_loss",): 0.5123,
+            ("cutlayer_accuracy",): 0.9312,
+            ("cutlayer_connections_refused_total",): 1,
+            **{("cutlayer_clients", state): states.get(state, 0) for state in STATES},
+            **{("cutlayer_client_bytes_total", name, "down"): 2048 for name in ("ann", "bob", "cem")},
+            ("cutlayer_client_bytes_total", "ann", "up"): 0,
+            ("cutlayer_client_bytes_total", "bob", "up"): 1536,
+            ("cutlayer_client_bytes_total", "cem", "up"): 0,
+            **_each("steps_total", 0, 1, 0),
+            **_each("lag_seconds", 3, 0, 0),
+            **_each("refusals_total", 0, 0, 1),
+            **_each("rejoined_total", 0, 0, 1),
+        }
+
+    def test_what_is_not_known_yet_has_no_line(self) -> None:
+        names = {name for name, *_ in scraped(board())}
+        assert not names & {"cutlayer_loss", "cutlayer_accuracy", "cutlayer_round_seconds"}
+        assert "cutlayer_round" in names
+
+    def test_a_forged_name_is_one_label(self) -> None:
+        made = board()
+        made.joined(0, 'x"} 1\ncutlayer_loss 0', 1)
+        found = scraped(made)
+        assert found["cutlayer_client_steps_total", 'x"} 1\\ncutlayer_loss 0'] == 0
+        assert ("cutlayer_loss",) not in found
+
+    def test_a_port_in_use(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigError) as found:
+                serve_metrics(board(), port)
+        assert str(found.value) == (
+            f"the metrics cannot be served at port {port} of 127.0.0.1: it is in use; "
+            "give another with --metrics-port, or 0 for a free one"
+        )
+
+    def test_a_closed_port_is_free_again(self) -> None:
+        first = serve_metrics(board(), 0)
+        first.close()
+        again = serve_metrics(board(), first.port)
+        again.close()
+        assert again.port == first.port
+
+    @pytest.mark.parametrize("port", [-1, 65536])
+    def test_no_port(self, port: int) -> None:
+        with pytest.raises(ConfigError) as found:
+            serve_metrics(board(), port)
+        assert str(found.value) == f"--metrics-port {port} is no port; give one from 1 to 65535, or 0 for a free one"
+
+    def test_without_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "prometheus_client", None)
+        with pytest.raises(ConfigError) as found:
+            serve_metrics(board(), 0)
+        assert str(found.value) == (
+            "--metrics-port needs prometheus-client, which is not installed; pip install 'cutlayer[deploy]'"
+        )
+
+
+def _each(what: str, *numbers: float) -> dict[tuple[str, ...], float]:
+    return {(f"cutlayer_client_{what}", name): n for name, n in zip(("ann", "bob", "cem"), numbers, strict=True)}
+
+
+class TestLog:
+    def test_lines_parse_back(self) -> None:
+        stream = io.StringIO()
+        with lines(stream):
+            LOG.info("client joined", extra={"fields": {"client": "ann", "number": 0}})
+            event(LOG, logging.WARNING, "client lost", client="bob", reason="no answer", lag=1.5)
+            LOG.info("plain %s", "words")
+        found = [json.loads(line) for line in stream.getvalue().splitlines()]
+        times = [line.pop("time") for line in found]
+        assert found == [
+            {"level": "info", "message": "client joined", "client": "ann", "number": 0},
+            {"level": "warning", "message": "client lost", "client": "bob", "reason": "no answer", "lag": 1.5},
+            {"level": "info", "message": "plain words"},
+        ]
+        assert all(t[10] == "T" and t.endswith("+00:00") for t in times)
+
+    def test_an_event_reads_well(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "cutlayer"):
+            event(LOG, logging.INFO, "client joined", client="ann number=7", number=0, loss=1 / 3, reason="", lag=None)
+        assert caplog.messages == ['client joined client="ann number=7" number=0 loss=0.3333 reason="" lag=null']
+
+    def test_a_client_forges_no_line(self) -> None:
+        stream = io.StringIO()
+        with lines(stream):
+            event(LOG, logging.INFO, "client joined", client=FORGED)
+            LOG.info("refused: %s", FORGED)
+        first, second = stream.getvalue().splitlines()
+        assert json.loads(first)["client"] == SHOWN
+        assert json.loads(second)["message"] == f"refused: {SHOWN}"
+        assert "\x1b" not in first + second
+
+    def test_texts_are_cut(self) -> None:
+        assert printable("x" * 200) == "x" * 200
+        assert printable("x" * 10**6) == "x" * 199 + "…"
+        assert len(printable("\x00" * 10**6)) == 200
+        assert printable("Zoë 你好 \ud800\x9b") == "Zoë 你好 \\ud800\\x9b"
+
+    def test_no_tensor_is_logged(self) -> None:
+        stream = io.StringIO()
+        values = {
+            "z": torch.ones(3),
+            "in": [torch.ones(1), 2],
+            "by": {"a": b"raw"},
+            "loss": float("nan"),
+            "ids": (0, 1),
+        }
+        with lines(stream):
+            event(LOG, logging.INFO, "seen", **values, many=list(range(1000)))
+        found = json.loads(stream.getvalue())
+        assert (found["z"], found["in"], found["by"]) == ("<Tensor>", ["<Tensor>", 2], {"a": "<bytes>"})
+        assert (found["loss"], found["ids"], len(found["many"])) == ("nan", [0, 1], 100)
+
+    def test_an_error_keeps_its_traceback_in_its_line(self) -> None:
+        stream = io.StringIO()
+        with lines(stream):
+            try:
+                raise ValueError(FORGED)
+            except ValueError as error:
+                LOG.error("failed", exc_info=True, extra={"fields": {"error": error, "message": "forged"}})
+        found = json.loads(stream.getvalue())
+        assert (found["message"], found["error"]) == ("failed", SHOWN)
+        assert found["traceback"][0] == "Traceback (most recent call last):"
+        assert stream.getvalue().count("\n") == 1
+
+    def test_a_file_is_added_to(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.jsonl"
+        for message in ("first", "second"):
+            with lines(path):
+                LOG.info(message)
+        assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["first", "second"]
+
+    def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "none" / "log.jsonl"
+        with pytest.raises(ConfigError) as found:
+            structured(path)
+        assert str(found.value) == (
+            f"the log cannot be written to {path}: No such file or directory; "
+            "name a file in a folder that exists and that you may write to"
+        )
