@@ -1,0 +1,124 @@
+"""The data of one device: a file or a folder that lies there, and never leaves."""
+
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from cutlayer.checks import reason
+from cutlayer.data.arrays import Arrays, from_arrays
+from cutlayer.data.class_folders import entries_of, read_class_folders
+from cutlayer.data.columns import read_columns
+from cutlayer.data.files import bad_file, read_npz
+from cutlayer.data.sample import Sample, check_labels, finite
+from cutlayer.errors import DataError
+
+PAIRS = (("x", "y"), ("images", "labels"), ("data", "targets"))  # the first that is there
+EXPECTED = (
+    "an .npz, .safetensors, .csv or .tsv file, a folder with one of them, or one with a folder of pictures a class"
+)
+# zipfile answers with a RuntimeError what it cannot unpack, as does torch.
+UNREADABLE = (OSError, RuntimeError, zipfile.BadZipFile, SafetensorError)
+
+Pair = tuple[Tensor, Tensor]  # inputs and targets as they are stored
+
+
+def local(path: Path, *, sample: Sample | None = None) -> Arrays:
+    """The samples in a file or a folder of this device, checked against what a sample of the run is.
+
+    uint8 inputs become floats in [0, 1], unless the run's inputs are integers. Without a sample, floats become float32
+    and the classes are 0 to the largest label.
+    """
+    found = Path(path)
+    try:
+        found = _found(found)
+        x, y = read_class_folders(found, sample) if found.is_dir() else READERS[found.suffix.lower()](found, sample)
+    except UNREADABLE as error:
+        raise bad_file(found, reason(error)) from error
+    try:
+        return _arrays(x, y, sample)
+    except DataError as error:
+        raise DataError(f"{found}: {error}") from error
+
+
+def _arrays(x: Tensor, y: Tensor, sample: Sample | None) -> Arrays:
+    for name, value in (("x", x), ("y", y)):
+        if value.is_complex():
+            raise DataError(f"{name} has the type {value.dtype}; give real numbers")
+    if sample is not None and sample.classes is not None:
+        check_labels(y, sample.classes)
+    arrays = from_arrays(_inputs(x, sample), y)
+    return finite(arrays.cast(torch.float32)) if sample is None else sample.standardised(sample.checked(arrays))
+
+
+def _inputs(x: Tensor, sample: Sample | None) -> Tensor:
+    """Integers as int64, except bytes: those are pixels, unless the run's inputs are integers."""
+    is_pixels = x.dtype == torch.uint8 and (sample is None or sample.is_float)
+    return x if x.is_floating_point() or is_pixels else x.long()
+
+
+def _found(path: Path) -> Path:
+    """The file that a path means, or the folder of class folders."""
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; give {EXPECTED}")
+    if not path.is_dir():
+        if path.suffix.lower() not in READERS:
+            raise DataError(f"{path} is of a form that is not read here; give {EXPECTED}")
+        return path
+    entries = entries_of(path)
+    files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in READERS]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if len(files) + bool(folders) > 1:
+        names = ", ".join([file.name for file in files] + [f"{folder.name}/" for folder in folders[:1]])
+        raise DataError(f"{path} holds more than one set of data ({names}); give the path of one of them")
+    if not files and not folders:
+        raise DataError(f"{path} holds no data; give {EXPECTED}")
+    return path if folders else files[0]
+
+
+def _read_npz(path: Path, _: Sample | None) -> Pair:
+    with zipfile.ZipFile(path) as file:
+        present = [name.removesuffix(".npy") for name in file.namelist()]
+    names = _pair(path, "arrays", present)
+    x, y = (_tensor(path, name, array) for name, array in zip(names, read_npz(path, names), strict=True))
+    return x, y
+
+
+def _tensor(path: Path, name: str, array: NDArray[Any]) -> Tensor:
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise DataError(f"{path}: {name} has the type {array.dtype}; give numbers") from None
+
+
+def _read_safetensors(path: Path, _: Sample | None) -> Pair:
+    with safe_open(path, framework="pt") as file:
+        x, y = (file.get_tensor(name) for name in _pair(path, "tensors", file.keys()))
+    return x, y
+
+
+def _pair(path: Path, what: str, present: Sequence[str]) -> tuple[str, str]:
+    """The names of the inputs and the targets."""
+    for pair in PAIRS:
+        if set(pair) <= set(present):
+            return pair
+    found = f"the {what} {', '.join(sorted(present))}" if present else f"no {what}"
+    raise DataError(f"{path} has {found}; name the inputs x and the targets y (or images, labels; data, targets)")
+
+
+def _refuse_parquet(path: Path, _: Sample | None) -> Pair:
+    raise DataError(f"{path}: .parquet files are read for tasks of texts only; give {EXPECTED}")
+
+
+READERS: dict[str, Callable[[Path, Sample | None], Pair]] = {
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    ".csv": read_columns,
+    ".tsv": read_columns,
+    ".parquet": _refuse_parquet,
+}
