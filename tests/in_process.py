@@ -36,7 +36,7 @@ def join(office: Office, device: Device) -> Line:
     def send(work: Work, tensors: Sequence[Tensor]) -> int:
         reply = session.work(work, list(tensors))
         if reply is not None:
-            office.take(Answered(device.client, session.number, *reply))
+            office.take(Answered(device.client, session.number, reply.message, reply.tensors))
         return 0
 
     line = Line(

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from cutlayer.checks import reason
 from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
-from cutlayer.data.partition import PARTITIONS
+from cutlayer.data.partition import PARTITIONS, Partition
 from cutlayer.data.sources import SOURCES, TASKS, Dataset, data_folder, load, tokenised
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import Method
@@ -32,23 +32,10 @@ from cutlayer.training import Training
 def training(run: Run, root: Path | None = None, engine: str | None = None) -> Training:
     """Everything that a run names, ready for its first round; `engine` overrides, as a resumed run must."""
     check_device(run.device)
-    sets = dataset(run, root)
-    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
-    validation = None
-    if run.validation:
-        data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
-    scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
-    partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
-    if data.groups is not None and run.partition.name == "natural":
-        test = test.of_groups(partition.names)  # the clients' own roles or speakers
-    split = model_of(run, data, root)
-    pool: Devices | None = None
-    known: Profile | None = None
-    if run.devices is not None:
-        known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
-        pool = devices(run.devices, known, len(partition), keys.fold(run.seed, "devices"))
+    data, partition, test, validation = dealt(run, root)
+    planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
     simulation = Simulation(
-        method(run, split, pool, known),
+        planned,
         data.to(run.device),
         partition,
         batching=run.batching,
@@ -68,6 +55,38 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         rounds=run.rounds,
         until_samples=run.until_samples,
     )
+
+
+class Dealt(NamedTuple):
+    """The samples of a run, and whose they are."""
+
+    data: Arrays
+    partition: Partition
+    test: Arrays
+    validation: Arrays | None
+
+
+def dealt(run: Run, root: Path | None = None) -> Dealt:
+    """The run's data, as it deals them to its clients."""
+    sets = dataset(run, root)
+    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
+    validation = None
+    if run.validation:
+        data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
+    scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
+    partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
+    if data.groups is not None and run.partition.name == "natural":
+        test = test.of_groups(partition.names)  # the clients' own roles or speakers
+    return Dealt(data, partition, test, validation)
+
+
+def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
+    """The run's method for samples like these, and the devices that it plans for, where the run has any."""
+    if run.devices is None:
+        return method(run, split), None
+    known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
+    pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
+    return method(run, split, pool, known), pool
 
 
 def _some(data: Arrays, fraction: float, key: int) -> Arrays:

@@ -28,6 +28,7 @@ from cutlayer.batches import Batching
 from cutlayer.data import sources
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import PARTITIONS
+from cutlayer.data.sample import Sample
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
 from cutlayer.models import MODELS
@@ -71,6 +72,7 @@ class Run:
     clients: int = 20
     per_round: int | None = None  # clients that take part in a round; all of them by default
     partition: Choice = Choice("dirichlet", {"alpha": 0.3})
+    sample: Sample | None = None  # what a sample looks like at every device, where a server holds no data of its own
     model: Choice = Choice("cnn")
     cut: int | str = 1  # units at the client, or the name of the last of them
     head: int | str | None = None  # first unit that is back at the client (U-shape)
@@ -129,7 +131,7 @@ TABLES = {
     "server_optimiser": Table("optimiser", OPTIMISERS),
     "devices": Table("devices", DEVICES),
 }
-SETTINGS: dict[str, Callable[[], Any]] = {"batching": Batching, "augment": Augment}  # tables without a name
+SETTINGS: dict[str, type[Any]] = {"batching": Batching, "augment": Augment, "sample": Sample}  # tables without a name
 CHOICES = tuple(TABLES)
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "data": ("data set", dict.fromkeys(sources.names())),
@@ -164,7 +166,7 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
         if key in TABLES:
             values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
         elif key in SETTINGS:
-            values[key] = _settings(getattr(run, key) or SETTINGS[key](), value, f"{where}, [{key}]")
+            values[key] = _settings(SETTINGS[key], getattr(run, key), value, f"{where}, [{key}]")
         elif isinstance(value, Mapping):
             raise UnknownNameError("table", key, (*TABLES, *SETTINGS), where)
         else:
@@ -192,12 +194,14 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     return choice
 
 
-def _settings(old: Any, value: Any, where: str) -> Any:
-    known = registry.options_of(type(old))
+def _settings(kind: type[Any], old: Any, value: Any, where: str) -> Any:
+    known = registry.options_of(kind)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} must be a table with {', '.join(known)}")
-    changes = _checked(type(old).__name__.lower(), known, value, where)
-    return _made(where, dataclasses.replace, old, **changes)
+    kept = {} if old is None else {name: getattr(old, name) for name in known}
+    needed = known if old is None else {k: p.replace(default=None) for k, p in known.items()}  # the rest is there
+    changes = _checked(kind.__name__.lower(), needed, value, where)
+    return _made(where, kind, **{**kept, **changes})
 
 
 def _checked(what: str, known: registry.Parameters, options: Mapping[str, Any], where: str) -> dict[str, Any]:

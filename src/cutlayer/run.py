@@ -27,6 +27,7 @@ from cutlayer.training import Record, Training
 __all__ = ["Folder", "environment", "execute", "stored"]
 
 log = logging.getLogger("cutlayer")
+Make = Callable[[Run, str | None], Training]
 LENGTH = ("rounds", "until_converged", "until_accuracy", "until_samples")  # what may change when a run goes on
 
 
@@ -37,6 +38,7 @@ def execute(
     root: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    make: Make | None = None,
     on_start: Callable[[Training], None] | None = None,
     on_round: Callable[[Training, Record], None] | None = None,
 ) -> Training:
@@ -44,22 +46,24 @@ def execute(
 
     A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
     files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
+    `make` makes a training of the run and the name of an engine: by default, a simulation of it.
     """
     if not (resume or overwrite):
         folder.refuse_if_taken()
+    simulated: Make = lambda run, engine: build.training(run, root, engine)  # noqa: E731
     with _threads(run.cpu_threads):
-        return _execute(run, folder, root, resume and not overwrite, on_start, on_round)
+        return _execute(run, folder, make or simulated, resume and not overwrite, on_start, on_round)
 
 
 def _execute(
     run: Run,
     folder: Folder,
-    root: Path | None,
+    make: Make,
     resume: bool,
     on_start: Callable[[Training], None] | None,
     on_round: Callable[[Training, Record], None] | None,
 ) -> Training:
-    training = _resumed(run, folder, root) if resume and folder.holds_run() else _started(run, folder, root)
+    training = _resumed(run, folder, make) if resume and folder.holds_run() else _started(run, folder, make)
     if on_start is not None:
         on_start(training)
     if _ended(training, run):
@@ -109,7 +113,7 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
             "clock": {} if clock is None else clock.content(),
             "memory": training.simulation.memory.content(),
         }
-        manifest = {"config": config.as_dict(run), "engine": _engine_name(training)}
+        manifest = {"config": config.as_dict(run), "engine": training.simulation.engine_name}
         folder.store.save(training.state.round, content, manifest)
     return record
 
@@ -135,8 +139,8 @@ def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Fo
         partial.rename(folder.pretrained)
 
 
-def _started(run: Run, folder: Folder, root: Path | None, engine: str | None = None) -> Training:
-    training = build.training(run, root, engine)  # before anything is touched: a mistake in the run leaves no trace
+def _started(run: Run, folder: Folder, make: Make, engine: str | None = None) -> Training:
+    training = make(run, engine)  # before anything is touched: a mistake in the run leaves no trace
     with writing("the run", folder.path, START_AGAIN):
         folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -145,18 +149,18 @@ def _started(run: Run, folder: Folder, root: Path | None, engine: str | None = N
     return training
 
 
-def _resumed(run: Run, folder: Folder, root: Path | None) -> Training:
+def _resumed(run: Run, folder: Folder, make: Make) -> Training:
     # An engine that was chosen by timing is kept: another one would give other roundings.
     engine = folder.surroundings().get("engine")
     if not folder.store.rounds():
         _check_first_round(run, folder)
-        return _started(run, folder, root, engine)
+        return _started(run, folder, make, engine)
     content, manifest = folder.store.load()
     _check_same(manifest["config"], run, folder)
     done = content["state"].round
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
-    training = build.training(run, root, manifest.get("engine") or engine)
+    training = make(run, manifest.get("engine") or engine)
     content = tree.map(lambda a: a.to(run.device), content)
     training.history = folder.cut_back(done)
     training.state = content["state"]
@@ -215,13 +219,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _engine_name(training: Training) -> str | None:
-    engine = training.simulation.engine
-    return None if engine is None else engine.name
-
-
 def _write_surroundings(training: Training, folder: Folder, advice: str = GO_ON) -> None:
-    known = {**environment(), "engine": _engine_name(training)}
+    known = {**environment(), "engine": training.simulation.engine_name}
     write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
 
 

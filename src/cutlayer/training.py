@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters.clock import Clock
+from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method, global_model
 from cutlayer.planning.devices import Devices
 from cutlayer.simulation import HOW_ARRAYS, Simulation
@@ -51,11 +52,54 @@ def evaluate(
     return dict(zip(measures, (sums / len(data)).tolist(), strict=True))  # the one place that waits for the device
 
 
+class Stored(Protocol):
+    """Something whose content goes into checkpoints."""
+
+    def content(self) -> dict[str, Any]: ...
+
+    def restore(self, content: dict[str, Any]) -> None: ...
+
+
+class Rounds(Protocol):
+    """What runs the rounds of a method: a simulation, or a server of real devices."""
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the clients' data; None if they are no classification."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def memory(self) -> Stored:
+        """What clients keep between rounds, or what is known of it."""
+
+    @property
+    def engine_name(self) -> str | None:
+        """None until one is chosen."""
+
+    @property
+    def clock(self) -> Clock | None: ...
+
+    def names(self) -> dict[int, str]:
+        """Of the clients that can take part."""
+
+    def samples_of(self, client: int) -> Arrays:
+        """A client's own samples, where they are here."""
+
+    def start(self) -> State: ...
+
+    def round(self, state: State) -> State: ...
+
+
 @dataclass(kw_only=True)
 class Training:
-    """A simulation under way, with the history of its rounds."""
+    """Rounds under way, with their history."""
 
-    simulation: Simulation
+    simulation: Rounds
     test: Arrays | None = None
     validation: Arrays | None = None
     metrics: Mapping[str, Metric] | None = None  # accuracy for classes by default
@@ -70,7 +114,7 @@ class Training:
         for setting, least in (("eval_every", 1), ("rounds", 0)):
             if getattr(self, setting) < least:
                 raise ConfigError(f"{setting} is {getattr(self, setting)}; it must be at least {least}")
-        classes = self.simulation.data.num_classes
+        classes = self.simulation.num_classes
         for name, data in self._held_out().items():
             check_type(f"the {name} set", data, Arrays, HOW_ARRAYS)
             if classes is not None and data.num_classes is not None and data.num_classes > classes:
@@ -82,7 +126,7 @@ class Training:
                 raise DataError(f"the {name} set has no samples; give at least one, or leave it out")
         self.state = self.simulation.start()
         if self.metrics is None:
-            self.metrics = {"accuracy": accuracy} if self.simulation.data.num_classes is not None else {}
+            self.metrics = {"accuracy": accuracy} if self.simulation.num_classes is not None else {}
 
     def round(self) -> Record:
         """One more round, measured."""
@@ -127,7 +171,7 @@ class Training:
 
     def _timed(self, clock: Clock) -> Record:
         training, aggregation, straggler = clock.spent
-        names = self.simulation.partition.names
+        names = self.simulation.names()
         return {
             "simulated_seconds": clock.now,
             "training_seconds": training,
@@ -141,9 +185,8 @@ class Training:
         for name, data in self._held_out().items():
             found |= {f"{name}_{k}": v for k, v in self._evaluate(data).items()}
         if self.per_client:
-            partition, data = self.simulation.partition, self.simulation.data
             found["clients"] = {
-                partition.names[j]: self._evaluate(data.take(partition.clients[j])) for j in self.simulation.ids
+                name: self._evaluate(self.simulation.samples_of(j)) for j, name in self.simulation.names().items()
             }
         return found
 

@@ -1,4 +1,4 @@
-"""The command line: run, compare, cuts, profile, plan, overlap, list."""
+"""The command line: run, compare, cuts, profile, plan, overlap, list; and on real devices keys, serve, join."""
 
 import os
 import shlex
@@ -17,6 +17,8 @@ from cutlayer import figures, report
 from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
 from cutlayer.cli.choose import chosen
+from cutlayer.cli.join import join
+from cutlayer.cli.keys import keys
 from cutlayer.cli.options import (
     Classes,
     Data,
@@ -40,6 +42,7 @@ from cutlayer.cli.options import (
 )
 from cutlayer.cli.overlap import overlap
 from cutlayer.cli.profile import profile
+from cutlayer.cli.serve import serve
 from cutlayer.errors import CutlayerError
 
 app = typer.Typer(
@@ -323,6 +326,31 @@ def list_(
         show.console().print(*tables.catalogue_tables(found))
 
 
+app.command(
+    epilog=examples(
+        "keys keys --clients ann,bob,carol --server train.example.org",
+        "keys keys --clients dave",
+        "keys keys --renew ann --revoke bob",
+    )
+)(keys)
+
+app.command(
+    epilog=examples(
+        "serve hospital.toml --keys keys/train",
+        "serve hospital.toml --keys keys/train --deadline 30 --least 3 --metrics-port 9100",
+        "serve trial.toml --insecure",
+    )
+)(serve)
+
+app.command(
+    epilog=examples(
+        "join train.example.org:8470 --data scans.npz --keys ann",
+        "join train.example.org:8470 --data scans/ --keys ann --never labels --device cuda",
+        "join 127.0.0.1:8470 --data digits --insecure --name 0",
+    )
+)(join)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes become one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -337,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = [word for word in words if word not in ("--overwrite", "--resume")]
         _complain(
             f"stopped; {stopped.folder.path} is saved up to round {stopped.saved} of {stopped.run.rounds}\n"
-            f"go on with: {shlex.join(['cutlayer', *again, '--resume'])}"
+            f"go on with: {shlex.join(['cutlayer', *again, *stopped.again])}"
         )
         raise SystemExit(130) from None
 

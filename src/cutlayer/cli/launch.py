@@ -25,8 +25,8 @@ log = logging.getLogger("cutlayer")
 class Interrupted(Exception):
     """The user stopped a run; what it had committed is kept."""
 
-    def __init__(self, run: Run, folder: Folder) -> None:
-        self.run, self.folder = run, folder
+    def __init__(self, run: Run, folder: Folder, again: tuple[str, ...] = ("--resume",)) -> None:
+        self.run, self.folder, self.again = run, folder, again  # what the same command needs to go on
         self.saved = max(folder.store.rounds(), default=0)
         super().__init__(f"{folder.path}: stopped")
 

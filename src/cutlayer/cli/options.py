@@ -29,7 +29,10 @@ Classes = Annotated[int | None, typer.Option(min=1, help="Classes of the output;
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier runs of these names.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]
-
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help="A Python file with METHODS or MODELS of your own; may be repeated."),
+]
 
 Traffic = Annotated[bool, typer.Option("--traffic", help="Show what crossed instead, by direction and kind, in GiB.")]
 TrafficSamples = Annotated[

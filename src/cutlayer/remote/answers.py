@@ -9,12 +9,13 @@ from cutlayer.errors import WireError
 from cutlayer.kinds import LABELS
 from cutlayer.remote.queue import Letter
 from cutlayer.remote.trees import build
+from cutlayer.remote.wire import ALIGN
 from cutlayer.tree import Tree
 
 
 def num_bytes(letter: Letter) -> int:
-    """The most that the tensors of the answer may take."""
-    return sum(a.numel() * a.element_size() for _, flat in letter.expected for a in flat.tensors)
+    """The most that the tensors of the answer may take, aligned."""
+    return sum(a.numel() * a.element_size() + ALIGN for _, flat in letter.expected for a in flat.tensors)
 
 
 def checked(letter: Letter, numbers: Sequence[float], tensors: Sequence[Tensor], num_classes: int | None) -> list[Tree]:

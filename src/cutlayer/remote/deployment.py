@@ -11,6 +11,7 @@ from cutlayer import keys
 from cutlayer.batches import Batching, Walk
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.loop import Loop
+from cutlayer.errors import ConfigError
 from cutlayer.meters.base import Meter
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method
@@ -53,6 +54,24 @@ class Deployment:
         self.shadow = Shadow(self.program, self.sample)
         self.ledger = Ledger()
         self.memory = Statements()
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.sample.num_classes
+
+    @property
+    def engine_name(self) -> str:
+        return "grpc"
+
+    @property
+    def clock(self) -> None:
+        """Real devices take real time."""
+
+    def names(self) -> dict[int, str]:
+        return {j: line.name for j, line in self.office.lines().items()}
+
+    def samples_of(self, client: int) -> Arrays:
+        raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
 
     def start(self) -> State:
         """The state before the first round."""

@@ -1,9 +1,9 @@
 """What servers and clients say to each other: typed headers, beside which the tensors travel as raw bytes.
 
-A client opens one stream to a server and says `Hello`; the server answers `Welcome` or `Denied`. From then on it sends
-`Work`, to which the client gives one `Answer` or `Refusal` of the same number, until the server says `Done` or
-either side says `Bye`. Session and number make every message the one answer to one question: what is late, or comes
-twice, is dropped.
+A client opens one stream to a server and says `Hello`; the server answers `Welcome` or `Denied`. Once the client has
+loaded its data for this run it says `Ready`. From then on the server sends `Work`, to which the client gives one
+`Answer` or `Refusal` of the same number, until the server says `Done` or either side says `Bye`. Session and number
+make every message the one answer to one question: what is late, or comes twice, is dropped.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ from cutlayer.remote.commands import AnyCommand
 
 PROTOCOL = 1
 
-Count = Annotated[int, Meta(ge=0, le=2**62)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Reason = Annotated[str, Meta(max_length=2000)]
@@ -51,10 +51,7 @@ class Hello(Message, frozen=True, tag="hello"):
     protocol: int
     version: Annotated[str, Meta(max_length=64)]  # of cutlayer
     name: Name  # who it says it is; the certificate says who it is
-    samples: Annotated[int, Meta(ge=0, le=2**40)]
-    sample: Annotated[tuple[Form, ...], Meta(max_length=16)]  # of one input, by the order of its names; then its label
     plugins: dict[Name, Annotated[str, Meta(max_length=64)]]  # file name -> hash
-    kept: Annotated[tuple[Kept, ...], Meta(max_length=1000)]
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -64,6 +61,15 @@ class Welcome(Message, frozen=True, tag="welcome"):
     client: Count  # its number
     run: Text  # the configuration, as TOML
     packing: Packing  # of activations on their way up
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """A client has made itself ready for the run: its data are loaded, and it states what it keeps."""
+
+    session: Count
+    samples: Annotated[int, Meta(ge=0, le=2**40)]
+    sample: Annotated[tuple[Form, ...], Meta(max_length=16)]  # of one input, by the order of its names; then its target
+    kept: Annotated[tuple[Kept, ...], Meta(max_length=1000)]
 
 
 class Denied(Message, frozen=True, tag="denied"):
@@ -119,5 +125,5 @@ class Bye(Message, frozen=True, tag="bye"):
     reason: Reason
 
 
-FromClient = Hello | Answer | Refusal | Bye
+FromClient = Hello | Ready | Answer | Refusal | Bye
 FromServer = Welcome | Denied | Work | Done | Bye

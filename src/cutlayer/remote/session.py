@@ -3,10 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
-from cutlayer import keys
+from cutlayer import keys, tree
 from cutlayer.batches import Batching
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
@@ -14,13 +15,19 @@ from cutlayer.engines.loop import Loop
 from cutlayer.program import Program
 from cutlayer.reach import Here
 from cutlayer.remote.commands import AnyCommand, Up
-from cutlayer.remote.messages import Answer, Refusal, Work
+from cutlayer.remote.messages import Answer, Form, Refusal, Work
 from cutlayer.remote.office import MOST_LISTS
 from cutlayer.remote.trees import flatten
 from cutlayer.remote.vault import Vault
 from cutlayer.remote.worker import Round, Trouble, walk_of
 
-Reply = tuple[Answer | Refusal, list[Tensor]]
+
+class Reply(NamedTuple):
+    """What a client says, and the kind of each tensor that goes with it."""
+
+    message: Answer | Refusal
+    tensors: list[Tensor]
+    kinds: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +64,22 @@ class Session:
             commands = self._commands(work)
             leaving = self._round_of(work).run(commands, work.numbers, tensors)
         except Trouble as trouble:
-            return Refusal(session=work.session, number=work.number, where=trouble.where, reason=trouble.reason), []
-        if not isinstance(commands[-1], Up):
+            refusal = Refusal(
+                session=work.session, number=work.number, where=trouble.where[:2000], reason=trouble.reason[:2000]
+            )
+            return Reply(refusal, [], [])
+        last = commands[-1] if commands else None
+        if not isinstance(last, Up):
             return None
         flat = flatten(tuple(leaving))
+        kinds = [kind for kind, value in zip(last.kinds, leaving, strict=True) for _ in tree.tensors(value)]
         answer = Answer(
             session=work.session,
             number=work.number,
             seconds=time.perf_counter() - begin,
             numbers=tuple(flat.numbers),
         )
-        return answer, flat.tensors
+        return Reply(answer, flat.tensors, kinds)
 
     def _commands(self, work: Work) -> tuple[AnyCommand, ...]:
         if work.commands is not None:
@@ -94,3 +106,8 @@ class Session:
             never=device.never,
         )
         return self._round
+
+
+def forms_of(data: Arrays) -> tuple[Form, ...]:
+    """Type and shape of one sample: of its inputs, by the order of their names, then of its target."""
+    return tuple(Form(str(a.dtype).removeprefix("torch."), tuple(a.shape[1:])) for a in tree.tensors((data.x, data.y)))

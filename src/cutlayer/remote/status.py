@@ -99,6 +99,12 @@ class Board:
             elapsed = (now if self._ended is None else self._ended) - self._began
             return replace(self._run, elapsed=elapsed, record=dict(self._run.record), clients=clients)
 
+    def opened(self, address: str) -> None:
+        """The server listens."""
+        with self._lock:
+            self._run.listening = address
+        event(log, logging.INFO, "listening", address=address)
+
     def joined(self, number: int, name: str, samples: int) -> None:
         """A client has a session, its first or a new one."""
         with self._lock:
@@ -118,6 +124,11 @@ class Board:
             if client.state in HERE:
                 client.state = "training"
                 self._asked[number] = self._clock()
+
+    def told(self, number: int, num_bytes: int) -> None:
+        """A message went to a client that wants no answer."""
+        with self._lock:
+            self._client(number).bytes_down += num_bytes
 
     def answered(self, number: int, num_bytes: int, seconds: float) -> None:
         """Its answer came, so long after the question."""

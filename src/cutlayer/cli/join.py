@@ -1,0 +1,130 @@
+"""`cutlayer join`: one device takes part in a run with its own data."""
+
+import logging
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cutlayer import plugins
+from cutlayer.cli.options import Plugins, Quiet
+from cutlayer.cli.progress import watching
+from cutlayer.errors import ConfigError
+
+log = logging.getLogger("cutlayer")
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="This device's samples: a file (.npz, .safetensors, .csv) or a folder of images by class; or the name "
+            "of a data set, of which the device takes its share, for trials.",
+        ),
+    ],
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="This device's folder of keys, as `cutlayer keys` made it.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No certificates, no encryption: for a trial on one machine.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="With --insecure: who this device is; a number is that client of the run.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run that this device agrees to; any other is refused.")
+    ] = None,
+    never: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Never send this, such as labels, whatever the method; may be repeated."),
+    ] = None,
+    allow_raw: Annotated[
+        bool, typer.Option("--allow-raw", help="Take part even if no layer is here, so that raw inputs leave.")
+    ] = False,
+    private_seed: Annotated[
+        bool,
+        typer.Option(
+            "--private-seed",
+            help="Draw what only this device may know from a secret of its own; a run is then not repeatable.",
+        ),
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="What the device keeps between rounds; the folder state beside its keys by default."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda where torch has it.")] = "cpu",
+    give_up: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Leave after so long without a server; never by default.")
+    ] = None,
+    plugin: Plugins = None,
+    root: Annotated[
+        Path | None, typer.Option("--data-root", metavar="FOLDER", help="Where named data sets and base models lie.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take part in a run with this device's own data, which never leave it.
+
+    What leaves is what the method's own functions give: activations at the cut, labels unless the split is U-shaped,
+    the layers below the cut. The device itself refuses everything else.
+    """
+    from cutlayer.remote.certificates import Credentials
+    from cutlayer.remote.client import Guest, stay
+    from cutlayer.remote.join import Place
+
+    hashes = plugins.load(plugin or [])
+    if (keys is None) != insecure:
+        raise ConfigError(
+            "a device needs its keys: give --keys FOLDER, the one that `cutlayer keys` made for it, or --insecure for "
+            "a trial on one machine"
+        )
+    if insecure:
+        log.warning("no certificates and no encryption: whoever is on the way can read and forge everything")
+    elif name is not None:
+        raise ConfigError("the certificate says who this device is; leave out --name")
+    credentials = None if keys is None else Credentials.load(keys)
+    kept = state or (None if keys is None else keys / "state")
+    place = Place(
+        data=data,
+        state=kept,
+        device=device,
+        never=frozenset(never or []),
+        raw=allow_raw,
+        secret=secrets.token_hex(16) if private_seed else None,
+        root=root,
+        config=config,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    with watching(quiet):
+        guest = Guest(
+            address=_checked(address),
+            name=credentials.name if credentials else name or f"device-{secrets.token_hex(3)}",
+            credentials=credentials,
+            plugins=hashes,
+            ready=place.ready,
+            gives_up_after=float("inf") if give_up is None else give_up,
+        )
+        try:
+            words = stay(guest)
+        except KeyboardInterrupt:
+            where = f"; what it keeps is in {kept}" if kept is not None else ""
+            Console().print(f"{guest.name} left the run{where}; join again with the same command", soft_wrap=True)
+            raise SystemExit(130) from None
+    Console().print(f"{guest.name}: {words}", soft_wrap=True)
+
+
+def _checked(address: str) -> str:
+    host, sign, port = address.rpartition(":")
+    if not sign or not host or not port.isdigit():
+        raise ConfigError(f"{address!r} is no address; write HOST:PORT, such as train.example.org:8470")
+    return address
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

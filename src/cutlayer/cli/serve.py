@@ -1,0 +1,139 @@
+"""`cutlayer serve`: the servers of a run on real devices."""
+
+import logging
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from cutlayer import plugins
+from cutlayer.cli import launch
+from cutlayer.cli.launch import Interrupted
+from cutlayer.cli.options import Data, Orders, Out, Overwrite, Plugins, Quiet, Settings
+from cutlayer.config import Run
+from cutlayer.errors import ConfigError
+
+log = logging.getLogger("cutlayer")
+
+
+def serve(
+    what: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a recipe of one run.")],
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="This server's folder of keys: train, as `cutlayer keys` made it."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="0.0.0.0:8470 by default; without keys 127.0.0.1:8470."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No certificates, no encryption: anybody who can reach it may join.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(help="Seconds that a client has for an answer.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds that a round waits for clients that are missing.")] = 60.0,
+    least: Annotated[
+        int | None,
+        typer.Option(min=1, help="Clients that a round needs; all by default for the first round, then any."),
+    ] = None,
+    packing: Annotated[
+        str, typer.Option(help="Of activations on their way up: raw, bf16 (half the bytes) or int8 (a quarter).")
+    ] = "raw",
+    test: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Samples at the server to measure the model on.")
+    ] = None,
+    plugin: Plugins = None,
+    data: Data = None,
+    out: Out = Path("runs"),
+    settings: Settings = None,
+    overwrite: Overwrite = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Expose Prometheus metrics at this port of 127.0.0.1.")
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append structured logs, one JSON object a line.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a run to real devices, which `cutlayer join` brings. One that was stopped goes on where it was."""
+    from cutlayer.remote.register import Register
+    from cutlayer.remote.serve import Serving
+    from cutlayer.remote.serve import serve as carry_out
+    from cutlayer.remote.status import Board
+
+    hashes = plugins.load(plugin or [])
+    run = _one(what, settings)
+    if (keys is None) != insecure:
+        raise ConfigError(
+            "a server needs its keys: give --keys FOLDER (make them with `cutlayer keys`), or --insecure for a trial "
+            "on one machine"
+        )
+    if insecure:
+        log.warning("no certificates and no encryption: anybody who can reach this port can join, read and forge")
+    serving = Serving(
+        listen=listen or ("127.0.0.1:8470" if insecure else "0.0.0.0:8470"),
+        keys=keys,
+        deadline=deadline,
+        patience=patience,
+        least=least,
+        packing=_packing(packing),
+        plugins=hashes,
+    )
+    expected = {} if keys is None else {n: name for name, n in Register.read(keys / "clients.toml").clients.items()}
+    board = Board(name=run.name, method=run.method.name, rounds=run.rounds, expected=expected)
+    folder = launch.folder_of(run, out)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with ExitStack() as stack:
+        _show(stack, board, metrics_port, log_file, quiet)
+        try:
+            carry_out(run, folder, serving, board, root=data, test=test, overwrite=overwrite, on_open=board.opened)
+        except KeyboardInterrupt:
+            raise Interrupted(run, folder, again=()) from None
+    Console().print(f"{run.rounds} rounds done; the model is in {folder.model}", soft_wrap=True)
+
+
+def _one(what: str, settings: list[str] | None) -> Run:
+    orders = Orders(
+        rounds=None, seed=None, seeds=1, engine=None, data=None, out=Path("runs"), scale=None, settings=settings,
+        resume=False, overwrite=False, quiet=False,
+    )  # fmt: skip
+    runs = launch.prepared(launch.named(what), orders, what)
+    if len(runs) != 1:
+        raise ConfigError(
+            f"{what} has {len(runs)} runs, and a server serves one; write the one you mean in a TOML file"
+        )
+    return runs[0]
+
+
+def _packing(name: str) -> Literal["raw", "bf16", "int8"]:
+    match name:
+        case "raw" | "bf16" | "int8":
+            return name
+    raise ConfigError(f"packing is {name!r}; it must be raw, bf16 or int8")
+
+
+def _show(stack: ExitStack, board: object, metrics_port: int | None, log_file: Path | None, quiet: bool) -> None:
+    from cutlayer.remote.logs import structured
+    from cutlayer.remote.prometheus import serve_metrics
+    from cutlayer.remote.status import Board
+    from cutlayer.remote.table import LiveTable
+
+    assert isinstance(board, Board)
+    if log_file is not None:
+        handler = structured(log_file)
+        logging.getLogger("cutlayer").addHandler(handler)
+        logging.getLogger("cutlayer").setLevel(logging.INFO)
+        stack.callback(handler.close)
+        stack.callback(logging.getLogger("cutlayer").removeHandler, handler)
+    if metrics_port is not None:
+        metrics = serve_metrics(board, metrics_port)
+        stack.callback(metrics.close)
+        log.info("metrics at http://127.0.0.1:%d/metrics", metrics.port)
+    if not quiet:
+        stack.enter_context(LiveTable(board, Console(stderr=True)))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

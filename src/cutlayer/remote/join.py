@@ -1,0 +1,118 @@
+"""One device: its own data and its own copy of the method, made ready for the run that a server names."""
+
+import logging
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cutlayer import build, config
+from cutlayer.config import Run
+from cutlayer.data import sources
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.local import local
+from cutlayer.errors import ConfigError, DataError, LinkError
+from cutlayer.kinds import ACTIVATIONS, KINDS, LABELS, Kind
+from cutlayer.program import Program
+from cutlayer.registry import find
+from cutlayer.remote.messages import Welcome
+from cutlayer.remote.session import Device
+from cutlayer.remote.vault import Vault
+
+log = logging.getLogger("cutlayer")
+
+
+@dataclass(kw_only=True)
+class Place:
+    """Where a device keeps its data and its memory, and what it never sends."""
+
+    data: str  # a file or folder, or the name of a data set of which it takes its share
+    state: Path | None = None
+    device: str = "cpu"
+    never: frozenset[str] = frozenset()
+    raw: bool = False  # whether inputs may go up as they are, where no layer is at the client
+    secret: str | None = None
+    root: Path | None = None
+    config: Path | None = None  # the run that this device agrees to
+    _ready: tuple[str, Device] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        for name in self.never:
+            find("kind", {kind.name: kind for kind in KINDS}, name)
+        build.check_device(self.device)
+
+    def ready(self, welcome: Welcome) -> Device:
+        """The device for this run; what was made for the same run before is used again."""
+        if self._ready is None or self._ready[0] != welcome.run or self._ready[1].client != welcome.client:
+            self._ready = (welcome.run, self._made(welcome))
+        return self._ready[1]
+
+    def _made(self, welcome: Welcome) -> Device:
+        run = replace(_run_of(welcome.run), device=self.device, weights=None)  # their values come from the server
+        if self.config is not None:
+            _check_agreed(self.config, _run_of(welcome.run))
+        data = self._data(run, welcome.client)
+        method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
+        program = Program(method)
+        self._check_leaving(program, method.model.cut)
+        vault = Vault(welcome.client, None if self.state is None else self.state / run.name)
+        vault.load(self.device)
+        return Device(
+            client=welcome.client,
+            program=program,
+            data=data.to(self.device),
+            batching=run.batching,
+            vault=vault,
+            augment=run.augment,
+            never=self.never,
+            secret=self.secret,
+        )
+
+    def _data(self, run: Run, client: int) -> Arrays:
+        path = Path(self.data)
+        if path.exists():
+            return local(path, sample=run.sample)
+        if self.data not in sources.names():
+            raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
+        whole = build.dealt(replace(run, data=self.data), self.root)
+        if client >= len(whole.partition):
+            raise DataError(f"{self.data} is dealt to {len(whole.partition)} clients, and this one is number {client}")
+        return whole.data.take(whole.partition.clients[client])
+
+    def _check_leaving(self, program: Program, cut: int) -> None:
+        kinds = leaving(program)
+        for kind in kinds:
+            if kind.name in self.never:
+                raise LinkError(f"this run's method sends {kind.name}, which this device never does")
+        if cut == 0 and ACTIVATIONS in kinds and not self.raw:
+            raise LinkError(
+                "this run leaves no layer at the clients, so their raw inputs would leave as activations; "
+                "join with --allow-raw if that is meant"
+            )
+        log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+
+
+def leaving(program: Program) -> list[Kind]:
+    """The kinds that a method's clients send."""
+    gives = [getattr(fn, "gives", None) for fn in program.functions.values()]
+    given = {k for g in gives if g is not None for k in (g.values() if isinstance(g, Mapping) else (g,))}
+    return [kind for kind in KINDS if kind in given or (kind is LABELS and program.labels is not None)]
+
+
+def _run_of(text: str) -> Run:
+    try:
+        return config.changed(Run(), tomllib.loads(text), "the server's configuration")
+    except tomllib.TOMLDecodeError as error:
+        raise LinkError(f"the server's configuration cannot be read: {error}") from None
+
+
+def _check_agreed(path: Path, run: Run) -> None:
+    changes = config.read(path)
+    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **changes}, str(path)))
+    theirs = config.as_dict(run)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise ConfigError(
+                f"the server's run is not the one in {path}: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} "
+                "here; ask who runs the server"
+            )

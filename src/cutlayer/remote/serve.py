@@ -1,0 +1,214 @@
+"""A server of real devices: it waits for its clients, runs rounds with them, and keeps what each round leaves."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from cutlayer import build, config
+from cutlayer.checks import check_positive
+from cutlayer.config import Run
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.local import local
+from cutlayer.data.sample import DTYPES, Sample
+from cutlayer.errors import ConfigError, LinkError
+from cutlayer.folder import Folder
+from cutlayer.remote.certificates import Credentials
+from cutlayer.remote.deployment import Deployment
+from cutlayer.remote.messages import Packing, Ready
+from cutlayer.remote.office import Office
+from cutlayer.remote.register import Register
+from cutlayer.remote.session import forms_of
+from cutlayer.remote.status import Board
+from cutlayer.remote.streams import OVER, House, listen
+from cutlayer.run import execute
+from cutlayer.training import Record, Training
+
+log = logging.getLogger("cutlayer")
+
+POLL_SECONDS = 0.2
+GOODBYE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a server meets its clients."""
+
+    listen: str = "0.0.0.0:8470"
+    keys: Path | None = None  # the server's own folder of keys; None: plaintext, open to everybody
+    deadline: float = 60.0  # seconds that a client has for an answer
+    patience: float = 60.0  # seconds that a round waits for clients that are missing
+    least: int | None = None  # clients that a round needs; by default all for the first one, then whatever is left
+    packing: Packing = "raw"  # of activations on their way up
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive("deadline", self.deadline)
+        if self.patience < 0:
+            raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
+        if self.least is not None and self.least < 1:
+            raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What a server knows of its clients' samples, and those that it measures the model on."""
+
+    like: Arrays  # two of them
+    test: Arrays | None
+
+
+def samples_of(run: Run, root: Path | None, test: Path | None) -> Samples:
+    """From the run's [sample], or from its data set, whose test samples are then the server's."""
+    if run.sample is not None:
+        held_out = None if test is None else local(test, sample=run.sample)
+        return Samples(like=blank(run.sample), test=held_out)
+    if test is not None:
+        raise ConfigError("--test needs a [sample] in the configuration, which says what a sample looks like")
+    data = build.dealt(run, root)
+    return Samples(like=data.data.take([0, 1]), test=data.test)
+
+
+def blank(sample: Sample) -> Arrays:
+    """Two samples without content."""
+    targets = torch.zeros(2, dtype=torch.int64 if sample.classes is not None else torch.float32)
+    return Arrays(x=torch.zeros(2, *sample.shape, dtype=DTYPES[sample.dtype]), y=targets, num_classes=sample.classes)
+
+
+class Server:
+    """One run, served."""
+
+    def __init__(self, run: Run, serving: Serving, board: Board, samples: Samples) -> None:
+        self.run, self.serving, self.board, self.samples = run, serving, board, samples
+        self.office = Office()
+        split = build.model_of(run, samples.like)
+        self.method, _ = build.planned_method(run, split, samples.like, run.clients)
+        few = samples.like.to(run.device)
+        split.rehearse(few.x, few.y, few.num_classes)
+        self._began = 0.0
+
+    def training(self, run: Run, _: str | None) -> Training:
+        """The rounds of this run, ready for the first."""
+        deployment = Deployment(
+            method=self.method,
+            office=self.office,
+            sample=self.samples.like,
+            batching=run.batching,
+            per_round=run.per_round,
+            seed=run.seed,
+            deadline=self.serving.deadline,
+            gather=self.gather,
+            watcher=self.board,
+        )
+        test = self.samples.test
+        return Training(
+            simulation=deployment,
+            test=None if test is None else test.to(run.device),
+            eval_every=run.eval_every,
+            rounds=run.rounds,
+            until_samples=run.until_samples,
+        )
+
+    def gather(self, round: int) -> tuple[int, ...]:
+        """Wait for all clients of the run; after a while, in the rounds after the first, for as many as are needed."""
+        begin = time.monotonic()
+        fewest = max(1, getattr(self.method, "fewest", 1))
+        least = self.serving.least or (self.run.clients if round == 0 else fewest)
+        while True:
+            present = tuple(self.office.lines())
+            late = time.monotonic() - begin >= self.serving.patience
+            if len(present) >= self.run.clients or (late and len(present) >= max(least, fewest)):
+                self.board.round_began(round + 1, present)
+                return present
+            time.sleep(POLL_SECONDS)
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        """Listen; the address, with the port that was chosen."""
+        credentials = None if self.serving.keys is None else Credentials.load(self.serving.keys)
+        house = House(
+            office=self.office,
+            run=config.dumps(self.run),
+            number_of=self._numbers(),
+            check=self._check,
+            plugins=self.serving.plugins,
+            doorkeeper=self.board,
+            secure=credentials is not None,
+            packing=self.serving.packing,
+        )
+        server, port = listen(self.serving.listen, credentials, house, self.run.clients)
+        self.farewell = "the server stops for now"
+        try:
+            yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
+        finally:
+            for line in self.office.lines().values():
+                self.office.leave(line.client, line.session, self.farewell)
+            server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
+
+    def done(self) -> None:
+        """The run is over: clients need not come back."""
+        self.farewell = OVER
+
+    def _check(self, ready: Ready) -> None:
+        wanted = forms_of(self.samples.like)
+        if ready.sample != wanted:
+            raise LinkError(f"its samples are {_words(ready.sample)}, but those of this run are {_words(wanted)}")
+        if ready.samples < 2:
+            raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
+
+    def _numbers(self) -> Callable[[str], int]:
+        if self.serving.keys is None:
+            return _first_come(self.run.clients)
+        path = self.serving.keys / "clients.toml"
+        Register.read(path)  # before anybody comes
+        return lambda name: Register.read(path).number(name)
+
+
+def _first_come(num_clients: int) -> Callable[[str], int]:
+    """Without certificates: a name that is a number is that client, any other gets the next that is free."""
+    known: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        if name not in known:
+            wanted = int(name) if name.isdigit() else None
+            free = next((j for j in range(num_clients) if j not in known.values()), None)
+            chosen = free if wanted is None else wanted
+            if chosen is None or chosen >= num_clients or chosen in known.values():
+                raise LinkError(f"there is no place left for {name!r}: this run is for {num_clients} clients")
+            known[name] = chosen
+        return known[name]
+
+    return number
+
+
+def _words(forms: tuple[object, ...]) -> str:
+    return ", ".join(f"{f.dtype} {tuple(f.shape)}" for f in forms)  # type: ignore[attr-defined]
+
+
+def serve(
+    run: Run,
+    folder: Folder,
+    serving: Serving,
+    board: Board,
+    *,
+    root: Path | None = None,
+    test: Path | None = None,
+    overwrite: bool = False,
+    on_open: Callable[[str], None] = lambda address: None,
+) -> Training:
+    """Serve a run to its end; one that was begun in this folder goes on from its newest checkpoint."""
+    server = Server(run, serving, board, samples_of(run, root, test))
+
+    def ended(_: Training, record: Record) -> None:
+        board.round_ended(record)
+
+    with server.open() as address:
+        on_open(address)
+        training = execute(run, folder, resume=True, overwrite=overwrite, make=server.training, on_round=ended)
+        server.done()
+        board.ended()
+    return training

@@ -1,0 +1,233 @@
+"""The server's end of gRPC: one bidirectional stream a client, let in by its certificate before anything is read."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+import cutlayer
+from cutlayer.errors import ConfigError, LinkError, WireError
+from cutlayer.remote.certificates import Credentials, grpc_server_credentials, identity_of
+from cutlayer.remote.messages import (
+    PROTOCOL,
+    Answer,
+    Bye,
+    Denied,
+    Done,
+    FromClient,
+    Hello,
+    Message,
+    Packing,
+    Ready,
+    Refusal,
+    Welcome,
+)
+from cutlayer.remote.office import Answered, Line, Office
+from cutlayer.remote.wire import CHANNEL_OPTIONS, Decoder, encode
+
+log = logging.getLogger("cutlayer")
+
+SERVICE = "cutlayer.Link"
+METHOD = f"/{SERVICE}/Join"
+HELLO_SECONDS = 30.0
+MORE_STREAMS = 64  # beyond one for each client: those that are being refused, or replaced
+
+
+class Doorkeeper(Protocol):
+    """Tells of clients that were turned away."""
+
+    def joined(self, number: int, name: str, samples: int) -> None: ...
+
+    def refused_connection(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What a server asks of those who want to come in."""
+
+    office: Office
+    run: str  # the configuration, as TOML
+    number_of: Callable[[str], int]  # of a client's name; LinkError if it may not come in
+    check: Callable[[Ready], None]  # LinkError if its data do not fit the run
+    plugins: Mapping[str, str]
+    doorkeeper: Doorkeeper
+    secure: bool
+    packing: Packing = "raw"
+
+
+def listen(address: str, credentials: Credentials | None, house: House, most_clients: int) -> tuple[Any, int]:
+    """A running gRPC server and its port; without credentials it is open to everybody who can reach it."""
+    import grpc
+
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=most_clients + MORE_STREAMS, thread_name_prefix="stream"),
+        options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=most_clients + MORE_STREAMS,
+    )
+    join = grpc.stream_stream_rpc_method_handler(lambda requests, context: _stream(house, requests, context))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, grpc_server_credentials(credentials))
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise ConfigError(f"cannot listen on {address}: it is in use, or not an address of this machine")
+    server.start()
+    return server, port
+
+
+def _stream(house: House, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """One client's stream: what is yielded goes to it."""
+    import grpc
+
+    try:
+        name = _certified(house, context)
+    except LinkError as error:
+        house.doorkeeper.refused_connection(f"{context.peer()}: {error}")
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+    visit = Visit(house, requests, context, name)
+    return visit.run()
+
+
+def _certified(house: House, context: Any) -> str | None:
+    """The name in the certificate, of one who may come in; None where there are no certificates."""
+    if not house.secure:
+        return None
+    who = identity_of(context.auth_context())
+    if who.role != "client":
+        raise LinkError(f"{who.name!r} is the certificate of a server, not of a client")
+    house.number_of(who.name)
+    return who.name
+
+
+class Visit:
+    """One client's stay."""
+
+    def __init__(self, house: House, requests: Iterator[bytes], context: Any, name: str | None) -> None:
+        self.house, self.requests, self.context, self.name = house, requests, context, name
+        self.out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self.session: int | None = None
+        self.number = -1
+        self.line: Line | None = None
+        self.decoder = Decoder(FromClient, lambda: 0 if self.line is None else self.line.most_bytes)
+        context.add_callback(lambda: self._over("the connection is gone"))
+
+    def run(self) -> Iterator[bytes]:
+        threading.Thread(target=self._listen, name="visit", daemon=True).start()
+        while (chunks := self.out.get()) is not None:
+            yield from chunks
+
+    def _listen(self) -> None:
+        """Everything that the client says, until it leaves or says something that cannot be."""
+        patience = threading.Timer(HELLO_SECONDS, self._deny, (f"no greeting came within {HELLO_SECONDS:g} seconds",))
+        patience.daemon = True
+        patience.start()
+        try:
+            for chunk in self.requests:
+                come = self.decoder.feed(chunk)
+                if come is not None:
+                    patience.cancel()
+                    self._heard(*come)
+            self._over("it closed the connection")
+        except WireError as error:
+            self._misbehaved(str(error))
+        except LinkError as error:
+            self._deny(str(error), final=True)
+        except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
+            self._over(f"the connection broke: {type(error).__name__}")
+        finally:
+            patience.cancel()
+
+    def _heard(self, message: Message, tensors: Sequence[Tensor]) -> None:
+        match message:
+            case Hello() if self.session is None:
+                self._greet(message)
+            case Ready() if self.line is None and message.session == self.session:
+                self._let_in(message)
+            case Answer() | Refusal() if self.line is not None:
+                size = sum(t.numel() * t.element_size() for t in tensors)
+                self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, size))
+            case Bye(reason):
+                self._over(f"it left: {reason}")
+            case _:
+                raise WireError(f"a {type(message).__name__} came where it does not belong")
+
+    def _greet(self, hello: Hello) -> None:
+        if self.name is not None and hello.name != self.name:
+            raise LinkError(f"the certificate is of {self.name!r}, but the client says that it is {hello.name!r}")
+        self.name, self.number = hello.name, self.house.number_of(hello.name)
+        _check_version(hello)
+        _check_plugins(hello.plugins, self.house.plugins)
+        self.session = self.house.office.new_session()
+        welcome = Welcome(session=self.session, client=self.number, run=self.house.run, packing=self.house.packing)
+        self.out.put(encode(welcome))
+
+    def _let_in(self, ready: Ready) -> None:
+        self.house.check(ready)
+        name = self.name or ""
+        self.line = Line(
+            client=self.number,
+            name=name,
+            session=ready.session,
+            samples=ready.samples,
+            kept=ready.kept,
+            send=self._send,
+            close=self._farewell,
+        )
+        self.house.doorkeeper.joined(self.number, name, ready.samples)
+        self.house.office.join(self.line)
+
+    def _send(self, work: Message, tensors: Sequence[Tensor]) -> int:
+        chunks = encode(work, tensors)
+        self.out.put(chunks)
+        return sum(map(len, chunks))
+
+    def _farewell(self, reason: str) -> None:
+        """Done is for good; after a Bye the client comes back."""
+        self.out.put(encode(Done(reason) if reason == OVER else Bye(reason[:2000])))
+        self.out.put(None)
+
+    def _misbehaved(self, reason: str) -> None:
+        if self.line is None:
+            self._deny(reason)
+        else:
+            self.house.office.leave(self.line.client, self.line.session, f"refused: {reason}")
+
+    def _deny(self, reason: str, final: bool = False) -> None:
+        self.house.doorkeeper.refused_connection(f"{self.name or self.context.peer()}: {reason}")
+        self.out.put(encode(Denied(reason[:2000], final)))
+        self.out.put(None)
+
+    def _over(self, reason: str) -> None:
+        if self.line is not None:
+            self.house.office.leave(self.line.client, self.line.session, reason)
+        self.out.put(None)
+
+
+OVER = "the run is over"
+
+
+def _check_version(hello: Hello) -> None:
+    if hello.protocol != PROTOCOL:
+        raise LinkError(
+            f"the client speaks protocol {hello.protocol} (cutlayer {hello.version}) and this server {PROTOCOL} "
+            f"(cutlayer {cutlayer.__version__}); install the same version on both"
+        )
+
+
+def _check_plugins(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in theirs:
+            raise LinkError(f"this run needs the plugin {name}; join with --plugin {name}")
+        if name not in ours:
+            raise LinkError(f"the client has the plugin {name}, which this run does not use; leave it out")
+        if theirs[name] != ours[name]:
+            raise LinkError(f"the plugin {name} is not the same on both sides; copy the server's to the client")
