@@ -72,6 +72,8 @@ def _strip(value: Tree, path: str, tensors: Tensors) -> Skeleton:
         return value
     if type(value) is float:
         return {"float": value.hex()}  # exact, and JSON has no infinities
+    if isinstance(value, Tensor) and value.is_meta:  # of the other server: only its shape is known here
+        return {"shape": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if isinstance(value, Tensor):
         # A copy of its own: safetensors refuses tensors that share memory, and a view may be expanded.
         tensors[path] = (
@@ -108,6 +110,7 @@ def _build_named(tensors: Tensors, name: str, fields: dict[str, Skeleton]) -> An
 _BUILDERS: dict[str, Callable[[Tensors, Any], Any]] = {
     "float": lambda tensors, text: float.fromhex(text),
     "tensor": lambda tensors, path: tensors[path],
+    "shape": lambda tensors, form: torch.empty(form[1], dtype=getattr(torch, form[0]), device="meta"),
     "dict": lambda tensors, items: {key: unpack(tensors, item) for key, item in items.items()},
     "list": lambda tensors, items: [unpack(tensors, item) for item in items],
     "tuple": lambda tensors, items: tuple(unpack(tensors, item) for item in items),

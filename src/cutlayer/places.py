@@ -6,7 +6,7 @@ at the **fed** server (keeps and averages client-side models). `do` computes at 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
 from cutlayer.reach import Reach
-from cutlayer.values import Block, Gives, Held, PerClient, at_once, common, shared, unzipped
+from cutlayer.values import Block, Gives, Held, PerClient, at_once, common, pair, shared
 
 Weights = Mapping[int, float]
 Barrier = Literal["epoch", "step"] | None
@@ -40,16 +40,17 @@ class World:
     meters: tuple[Meter, ...] = ()
     clock: Timer = NoClock()
     most_steps: int | None = None  # of each client, where a round is only tried
+    missing: set[int] = field(default_factory=set)  # clients that did not answer when they were asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One mini-batch of every client that still has one."""
+    """One mini-batch of every client that still has one; who is lost in the middle of it has not taken it."""
 
     everyone: "Clients"  # the clients of the round
     active: "Clients"  # those that take this step
-    staying: "Clients"  # those of them that have another one
-    idle: Mapping[int, int]  # for each client of the round: steps since its last one, 0 while it is active
+    last: Mapping[int, int]  # the number of each client's last step before this one; of those that took any
+    left: Mapping[int, int]  # steps that each active client has after this one
     sizes: Mapping[int, int]  # samples in each active client's batch
     x: PerClient
     y: PerClient
@@ -57,14 +58,41 @@ class Step:
     seed: PerClient  # the same as a tensor, to draw directions from
     own: PerClient  # another one that each client has to itself
     number: int
-    ends_epoch: bool  # with a barrier per epoch: everyone has finished this one
+    by_epoch: bool  # whether all end an epoch before anyone starts the next
+
+    @property
+    def staying(self) -> "Clients":
+        """Those of the active clients that have another step."""
+        return self.active.only(tuple(j for j in self.active.alive if self.left[j]))
+
+    @property
+    def idle(self) -> dict[int, int]:
+        """For each client that has taken a step: how many steps ago that was, 0 while it is active."""
+        last = {**self.last, **dict.fromkeys(self.active.ids, self.number)}
+        return {j: self.number - last[j] for j in sorted(last)}
+
+    @property
+    def ends_epoch(self) -> bool:
+        """With a barrier per epoch: everyone has finished this one."""
+        return self.by_epoch and not self.staying.ids
 
 
 class Clients:
     """The only door to the clients."""
 
     def __init__(self, world: World, ids: tuple[int, ...]) -> None:
-        self._world, self.ids = world, ids
+        self._world, self._ids = world, ids
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Their numbers, without those that did not answer."""
+        missing = self._world.missing
+        return tuple(j for j in self._ids if j not in missing) if missing else self._ids
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Those that can be asked again: one that has answered may be lost since."""
+        return self._world.reach.alive(self.ids)
 
     @property
     def weights(self) -> dict[int, float]:
@@ -104,17 +132,17 @@ class Clients:
         """
         walk = self._world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
-        last = dict.fromkeys(self.ids, -1)
+        last: dict[int, int] = {}
         number = 0
         for stretch in self._stretches(walk, barrier == "epoch", count):
             left = dict(stretch)
-            while active := tuple(j for j in self._world.reach.alive(self.ids) if left[j]):
-                left = {j: steps - 1 if j in active else 0 for j, steps in left.items()}
-                last |= dict.fromkeys(active, number)
-                ends_epoch = barrier == "epoch" and not any(left.values())
-                yield self._step(walk, active, left, last, done, number, ends_epoch)
-                if ends_epoch or barrier == "step":
+            while active := tuple(j for j in self.alive if left.get(j)):
+                left = {j: left[j] - 1 for j in active}
+                step = self._step(walk, active, left, last, done, number, barrier == "epoch")
+                yield step
+                if step.ends_epoch or barrier == "step":
                     self._world.clock.wait(self.ids)
+                last = {**last, **dict.fromkeys(step.active.ids, number)}
                 for j in active:
                     done[j] += 1
                 number += 1
@@ -138,7 +166,7 @@ class Clients:
         last: Mapping[int, int],
         done: Mapping[int, int],
         number: int,
-        ends_epoch: bool,
+        by_epoch: bool,
     ) -> Step:
         world = self._world
         sizes = {j: walk.length(j, done[j]) for j in active}
@@ -149,8 +177,8 @@ class Clients:
         return Step(
             everyone=self,
             active=self.only(active),
-            staying=self.only(tuple(j for j in active if left[j])),
-            idle={j: number - last[j] for j in self.ids},
+            last=last,
+            left=left,
             sizes=sizes,
             x=x,
             y=y,
@@ -158,7 +186,7 @@ class Clients:
             seed=world.reach.seeds(step_keys),
             own=world.reach.own_seeds(number, active),
             number=number,
-            ends_epoch=ends_epoch,
+            by_epoch=by_epoch,
         )
 
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
@@ -183,7 +211,7 @@ class Clients:
     def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
         """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
-        out, pull = unzipped(self._run("vjp", self._world.reach.vjp, fn, (part, *values), cut=None))
+        out, pull = pair(self._run("vjp", self._world.reach.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
         return _giving(out, gives if isinstance(gives, Kind) else None), pull
 
@@ -210,7 +238,8 @@ class Clients:
         leaving = [Parcel(kind, value[self.only(ids)]) for kind, value in parcels]
         for parcel in leaving:
             self._release(parcel)
-        ids, values = self._world.reach.up(leaving, ids)
+        asked, (ids, values) = ids, self._world.reach.up(leaving, ids)
+        self._world.missing.update(j for j in asked if j not in ids)
         brought = [self._arrived(home, p, ids, blocks) for p, blocks in zip(leaving, values, strict=True)]
         for meter in self._world.meters:
             for (kind, _), value in zip(parcels, brought, strict=True):

@@ -120,6 +120,10 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
 
 def _finish(training: Training, folder: Folder) -> None:
     write(folder.ledger, json.dumps(training.simulation.ledger.content(), indent=2) + "\n")
+    half = training.half()
+    if half is not None:  # whoever may hold both puts them together
+        write(folder.model, save({k: v.cpu().contiguous() for k, v in half.items()}))
+        return
     net = training.simulation.method.model.model
     if isinstance(net, CausalLM):  # a base model that others have already is not written again
         _write_pretrained(net, training.state_dict(), folder)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +16,39 @@ from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import NoClock, Timer
 from cutlayer.state import Model
 from cutlayer.tree import Tree
-from cutlayer.values import NOBODY, Block, Held, PerClient, Who, at_once, common, gathered, shared, unzipped
+from cutlayer.values import NOBODY, Block, Held, PerClient, Who, at_once, common, gathered, pair, shared, unzipped
 
 Weights = Mapping[int, float]
+
+
+class Bridge(Protocol):
+    """What lies between the two servers. Where each is a process of its own, a place that is not here has only the
+    shapes of its values."""
+
+    def kept(self, place: Place, value: Tree) -> Tree:
+        """A value that this place holds from now on."""
+        ...
+
+    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        """Values that this place has sent to the other, where they arrive."""
+        ...
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        """A value of this place that steers the round, which goes on alike at both."""
+        ...
+
+
+class Together:
+    """Both servers are in this process."""
+
+    def kept(self, place: Place, value: Tree) -> Tree:
+        return value
+
+    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        return values
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        return value
 
 
 class Keeper:
@@ -26,12 +56,18 @@ class Keeper:
 
     place: Place
 
-    def __init__(self, engine: Engine, meters: tuple[Meter, ...] = (), clock: Timer = NoClock()) -> None:
-        self._engine, self._meters, self._clock = engine, meters, clock
+    def __init__(
+        self,
+        engine: Engine,
+        meters: tuple[Meter, ...] = (),
+        clock: Timer = NoClock(),
+        bridge: Bridge = Together(),
+    ) -> None:
+        self._engine, self._meters, self._clock, self._bridge = engine, meters, clock, bridge
 
     def hold(self, value: Tree) -> Held:
         """Put a value here that belongs to no client, such as an initial model."""
-        return Held(self.place, value)
+        return Held(self.place, self._bridge.kept(self.place, value))
 
     def pick(self, rows: PerClient, j: int) -> Held:
         """One client's row as a value of this server, which it never leaves for the other."""
@@ -84,7 +120,7 @@ class Keeper:
         """The value itself, for what steers a round; nothing that may tell of a single client."""
         if self._own(value).stays:
             raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
-        return value.tree
+        return self._bridge.looked(self.place, value.tree)
 
     def send(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> Any:
         """Hand an aggregate to the other server, or each client's layers or statistics to the server of their kind."""
@@ -94,9 +130,11 @@ class Keeper:
         for meter in self._meters:
             meter.sent(kind, self.place, to.place, rows)
         ready = self._clock.sent(kind, self.place, rows)
+        arrived = self._bridge.crossed(self.place, [b.tree for b in rows.blocks])
         if isinstance(own, Held):
-            return Held(to.place, own.tree, ready=ready.get(NOBODY, 0.0))
-        return PerClient(to.place, own.blocks, own.ids, kind, ready)
+            return Held(to.place, arrived[0], ready=ready.get(NOBODY, 0.0))
+        blocks = [b._replace(tree=there) for b, there in zip(own.blocks, arrived, strict=True)]
+        return PerClient(to.place, blocks, own.ids, kind, ready)
 
     def _check_sending(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> None:
         if isinstance(value, Held):
@@ -174,8 +212,7 @@ class Server(Keeper):
         rows, ids = self._rows((part, value, *rest))
         made = self._engine.vjp(fn, rows, ids, cut=1)
         ready = self._clock.served("vjp", fn, rows, ids, made)
-        pair: tuple[Any, Any] = unzipped(PerClient(self.place, made, ids, ready=ready))
-        return pair
+        return pair(PerClient(self.place, made, ids, ready=ready))
 
     def grad(self, fn: Callable[..., Any], value: PerClient, *rest: Any) -> PerClient:
         """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,14 +28,18 @@ from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
 from cutlayer.planning.devices import Devices
 from cutlayer.program import Program
-from cutlayer.reach import Here
+from cutlayer.reach import Here, Reach
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import State
 from cutlayer.values import settled
 
+if TYPE_CHECKING:
+    from cutlayer.remote.kept import Statements
+    from cutlayer.remote.on_ray import Fleet
+
 log = logging.getLogger("cutlayer")
-ENGINES = ("auto", "loop", "vmap")
+ENGINES = ("auto", "loop", "vmap", "ray")
 HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
@@ -77,14 +82,36 @@ class Simulation:
         self.ledger = Ledger()
         self.clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
-        self.memory = Memory()
+        self._memory = Memory()
         self.augment = augment
         self.program = Program(method)
         self._chunk = _checked_chunk(chunk)
         self._rehearse()
         self._asked = engine
-        self.engine = self._engine(engine)
+        self._fleet = self._on_ray() if engine == "ray" else None
+        self.engine = self._fleet or self._engine(engine)
         self._warn_of_raw_input()
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.data.num_classes
+
+    @property
+    def engine_name(self) -> str | None:
+        """None until one is chosen."""
+        return None if self.engine is None else self.engine.name
+
+    @property
+    def memory(self) -> "Memory | Statements":
+        """What clients keep between rounds, or what is known of it."""
+        return self._memory if self._fleet is None else self._fleet.memory
+
+    def names(self) -> dict[int, str]:
+        """Of the clients that can take part."""
+        return {j: self.partition.names[j] for j in self.ids}
+
+    def samples_of(self, client: int) -> Arrays:
+        return self.data.take(self.partition.clients[client])
 
     def start(self) -> State:
         """The state before the first round."""
@@ -92,17 +119,19 @@ class Simulation:
 
     def round(self, state: State) -> State:
         """The state after one more round with a fresh sample of clients."""
-        ids = uniform(self.ids, self.per_round, keys.fold(self.seed, "round", state.round))
+        key = keys.fold(self.seed, "round", state.round)
+        ids = uniform(self.ids, self.per_round, key)
+        if self._fleet is not None:
+            return self._round_on_ray(self._fleet, key, state, ids)
         if self.engine is None:
             self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
         if self.clock is None:
-            return self._run(self.engine, self.meters, NoClock(), state, ids, self.memory)
+            return self._run(self.engine, self.meters, NoClock(), state, ids, self._memory)
         self.clock.begin()
-        state = self._run(self.engine, self.meters, self.clock, state, ids, self.memory)
+        state = self._run(self.engine, self.meters, self.clock, state, ids, self._memory)
         self.clock.end()
         return State(*settled(tuple(state)))
 
-    @torch.no_grad()
     def _run(
         self,
         engine: Engine,
@@ -114,6 +143,31 @@ class Simulation:
         most_steps: int | None = None,
     ) -> State:
         key = keys.fold(self.seed, "round", state.round)
+        reach = Here(engine=engine, data=self.data, kept=memory, key=key, augment=self.augment)
+        return self._play(reach, engine, meters, clock, state, ids, most_steps)
+
+    def _round_on_ray(self, fleet: "Fleet", key: int, state: State, ids: tuple[int, ...]) -> State:
+        before = self.ledger.content()
+
+        def play(reach: Reach) -> State:
+            self.ledger.restore(before)  # an attempt that failed did not happen
+            return self._play(reach, fleet, self.meters, NoClock(), state, ids)
+
+        return fleet.round(state.round, key, ids, play)
+
+    @torch.no_grad()
+    def _play(
+        self,
+        reach: Reach,
+        engine: Engine,
+        meters: tuple[Meter, ...],
+        clock: Timer,
+        state: State,
+        ids: tuple[int, ...],
+        most_steps: int | None = None,
+    ) -> State:
+        """One round with these clients, however they are reached; servers compute on the engine."""
+        key = keys.fold(self.seed, "round", state.round)
         index = self.partition.clients
 
         def walk(sizes: Mapping[int, int]) -> Walk:
@@ -121,7 +175,7 @@ class Simulation:
 
         world = World(
             program=self.program,
-            reach=Here(engine=engine, data=self.data, kept=memory, key=key, augment=self.augment),
+            reach=reach,
             walk=walk,
             sizes={j: float(len(index[j])) for j in ids},
             key=key,
@@ -131,6 +185,17 @@ class Simulation:
         )
         servers = Server(engine, meters, clock), Fed(engine, meters, clock)
         return self.method.round(state, Clients(world, ids), *servers)
+
+    def _on_ray(self) -> "Fleet":
+        """Clients in the actors of a Ray cluster, which cannot tell when on a simulated clock they are done."""
+        from cutlayer.remote.crew import Kit
+        from cutlayer.remote.on_ray import Fleet
+
+        if self.clock is not None:
+            log.warning("engine ray keeps no simulated clock")
+            self.clock = None
+        kit = Kit(method=self.method, batching=self.batching, augment=self.augment)
+        return Fleet(kit, self.program, self.data, self.partition)
 
     def _engine(self, name: str) -> Engine | None:
         """The engine of this name; None stands for one that the first round has to choose or to try."""
@@ -163,7 +228,7 @@ class Simulation:
 
     def _tried(self, engine: Engine, steps: int, state: State, ids: tuple[int, ...]) -> State:
         """A round of so many steps that nobody hears of."""
-        return self._run(engine, (), NoClock(), state, ids, self.memory.fork(), most_steps=steps)
+        return self._run(engine, (), NoClock(), state, ids, self._memory.fork(), most_steps=steps)
 
     def _rehearse(self) -> None:
         """A model or batch sizes that cannot work are told of now, before a run writes or deletes anything."""

@@ -22,6 +22,7 @@ from cutlayer.planning.devices import Devices
 from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State
+from cutlayer.tree import Tree
 
 Record = dict[str, Any]
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -144,10 +145,18 @@ class Training:
         """The trained model as a plain state dict of the unsplit module."""
         return self.simulation.method.model.export(self.model)
 
+    def half(self) -> dict[str, Tensor] | None:
+        """The values that are here by name, where the rest are at another server; None if all are here."""
+        if is_here((self.state.client, self.state.server)):
+            return None
+        values = {k: v for part in self.model for k, v in part.items()}
+        return {k: v for k, v in values.items() if not v.is_meta}
+
     def _record(self) -> Record:
         ledger, number = self.simulation.ledger, self.state.round
         report = self.state.report  # None where a method tells nothing of its rounds
-        loss, batches, stopped = (0.0, 0.0, 0.0) if report is None else (float(v) for v in report.tree)
+        told = report is not None and is_here(report)
+        loss, batches, stopped = (float(v) for v in report.tree) if told else (0.0, 0.0, 0.0)
         record: Record = {
             "round": number,
             "loss": _finite(loss / batches) if batches else None,
@@ -158,7 +167,7 @@ class Training:
         if self.simulation.clock is not None:
             record |= self._timed(self.simulation.clock)
         tells = getattr(self.simulation.method, "told", None)  # of a method that has more to tell of a round
-        if tells is not None:
+        if tells is not None and is_here(self.state):
             record |= tells(self.state)
         if number % self.eval_every == 0 or self.is_last(record):
             record |= self._measured()
@@ -197,6 +206,11 @@ class Training:
     def _evaluate(self, data: Arrays) -> dict[str, float | None]:
         found = evaluate(self.simulation.method.model, self.model, data, self.metrics or {})
         return {name: _finite(value) for name, value in found.items()}
+
+
+def is_here(value: Tree) -> bool:
+    """Whether all of a value is at this server."""
+    return not any(a.is_meta for a in tree.tensors(value))
 
 
 def _finite(value: float) -> float | None:

@@ -221,3 +221,9 @@ def unzipped(value: PerClient) -> Any:
         PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
         for k in range(len(first))
     )
+
+
+def pair(value: PerClient) -> tuple[PerClient, PerClient]:
+    """The two values of what a function gave as a pair; where there is no client, two that nobody has."""
+    both: tuple[PerClient, PerClient] = unzipped(value) if value.blocks else (value, value)
+    return both

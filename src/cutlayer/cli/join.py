@@ -18,7 +18,8 @@ log = logging.getLogger("cutlayer")
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    address: Annotated[str | None, typer.Argument(metavar="[HOST:PORT]", help="The server.")] = None,
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -27,6 +28,10 @@ def join(
             "of a data set, of which the device takes its share, for trials.",
         ),
     ],
+    train: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The training server, where the fed server is another.")
+    ] = None,
+    fed: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The fed server, then.")] = None,
     keys: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="This device's folder of keys, as `cutlayer keys` made it.")
     ] = None,
@@ -103,7 +108,8 @@ def join(
     signal.signal(signal.SIGTERM, _interrupt)
     with watching(quiet):
         guest = Guest(
-            address=_checked(address),
+            address=_the_server(address, train, fed),
+            fed=None if fed is None else _checked(fed),
             name=credentials.name if credentials else name or f"device-{secrets.token_hex(3)}",
             credentials=credentials,
             plugins=hashes,
@@ -117,6 +123,12 @@ def join(
             Console().print(f"{guest.name} left the run{where}; join again with the same command", soft_wrap=True)
             raise SystemExit(130) from None
     Console().print(f"{guest.name}: {words}", soft_wrap=True)
+
+
+def _the_server(address: str | None, train: str | None, fed: str | None) -> str:
+    if (address is None) == (train is None) or (train is None) != (fed is None):
+        raise ConfigError("give the server's HOST:PORT, or --train HOST:PORT and --fed HOST:PORT where there are two")
+    return _checked(address or train or "")
 
 
 def _checked(address: str) -> str:

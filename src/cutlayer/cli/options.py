@@ -12,7 +12,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for 
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")]
 Seed = Annotated[int | None, typer.Option(help="The seed, or the first of several.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")]
-Engine = Annotated[str | None, typer.Option(help="auto, loop or vmap.")]
+Engine = Annotated[str | None, typer.Option(help="auto, loop, vmap or ray.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
 Out = Annotated[Path, typer.Option(help="Where the folders of runs go.")]
 Scale = Annotated[

@@ -4,7 +4,7 @@ import logging
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -32,6 +32,15 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No certificates, no encryption: anybody who can reach it may join.")
     ] = False,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="train or fed: each server a process of its own, with its own owner and keys; both in one by default."
+        ),
+    ] = "both",
+    train: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="With --role fed: where the training server listens.")
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a client has for an answer.")] = 60.0,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for clients that are missing.")] = 60.0,
     least: Annotated[
@@ -78,7 +87,9 @@ def serve(
         deadline=deadline,
         patience=patience,
         least=least,
-        packing=_packing(packing),
+        packing=packing,  # type: ignore[arg-type]
+        role=role,  # type: ignore[arg-type]
+        train=train,
         plugins=hashes,
     )
     expected = {} if keys is None else {n: name for name, n in Register.read(keys / "clients.toml").clients.items()}
@@ -105,13 +116,6 @@ def _one(what: str, settings: list[str] | None) -> Run:
             f"{what} has {len(runs)} runs, and a server serves one; write the one you mean in a TOML file"
         )
     return runs[0]
-
-
-def _packing(name: str) -> Literal["raw", "bf16", "int8"]:
-    match name:
-        case "raw" | "bf16" | "int8":
-            return name
-    raise ConfigError(f"packing is {name!r}; it must be raw, bf16 or int8")
 
 
 def _show(stack: ExitStack, board: object, metrics_port: int | None, log_file: Path | None, quiet: bool) -> None:

@@ -268,16 +268,16 @@ class Clock:
     def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
         """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
         shapes = tuple(a.shape[b.stacked :] for b in blocks for a in tree.tensors(b.tree))
-        known = (_identity(fn), shapes)
+        known = (identity(fn), shapes)
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
         return self._known[known]
 
 
-def _identity(fn: Fn) -> Any:
+def identity(fn: Fn) -> Any:
     """What stays the same about a function from step to step: not the object it is bound to, which may be new."""
     if isinstance(fn, partial):
-        return _identity(fn.func), repr(fn.args), repr(fn.keywords)
+        return identity(fn.func), repr(fn.args), repr(fn.keywords)
     plain = getattr(fn, "__func__", fn)
     return plain if isinstance(plain, FunctionType | BuiltinFunctionType) else type(plain)
 

@@ -2,12 +2,13 @@
 
 from typing import Any, Literal, Protocol, TypeVar
 
-from cutlayer.errors import ConfigError, LawError
+from cutlayer.errors import ConfigError, LawError, UsageError
 from cutlayer.optim import Transform
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import Model, State
+from cutlayer.values import Held
 
 Side = Literal["client", "server"]
 C = TypeVar("C", bound=type[Any])
@@ -55,6 +56,23 @@ def refuse_live_norms(method: str, model: Split, sides: tuple[Side, ...] = ("cli
                 f"{method} needs BatchNorm frozen at the {side}: put those layers in eval mode and their parameters to "
                 "requires_grad=False before the split, as freeze_norms = true (cutlayer.models.freeze_norms) does"
             )
+
+
+class TooFew(UsageError):
+    """Too few clients are left at the end of a round: it did not happen, and can be tried again."""
+
+
+def check_left(method: str, mean: Held, fewest: int) -> None:
+    """For methods whose layers change servers: a mean over a single client would tell of it."""
+    if mean.stays and fewest > 1:
+        raise too_few(method, fewest)
+
+
+def too_few(method: str, fewest: int) -> TooFew:
+    return TooFew(
+        f"{method} needs at least {fewest} clients until the round has ended, but all others were lost; "
+        "try the round again with more clients"
+    )
 
 
 def with_one_server(model: Split, server_opt: Transform, server: Server, fed: Fed) -> State:

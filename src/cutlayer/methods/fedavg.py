@@ -42,17 +42,17 @@ class FedAvg:
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         c = self.carry.enter(clients, c, state.memory["carry"])
-        steps = 0
+        steps = dict.fromkeys(clients.ids, 0)
         for step in clients.steps():
             g = step.active.grad(self.loss, c, step.x, step.y, step.key)
             c[step.active] = step.active.do(self.update, c, g)
-            steps = step.number + 1
+            steps |= dict.fromkeys(step.active.ids, step.number + 1)
         told = STATISTICS(clients.do(self.report, c.progress))
         models, reports, *moments = clients.up(MODEL(c.model), told, *self.carry.leave(clients, c))
         w, lr = weights(clients, self.agg), self.opt.lr(state.round)
         mean = fed.mean(models, w)
         memory, client = fed.do(self.outer, state.memory["client"], state.client, mean, lr)
-        carried = self.carry.keep(fed, state.memory["carry"], moments, w, steps)
+        carried = self.carry.keep(fed, state.memory["carry"], moments, w, max(steps[j] for j in models.ids))
         return state._replace(
             round=state.round + 1,
             client=client,

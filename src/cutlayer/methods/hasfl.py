@@ -9,7 +9,7 @@ from torch import Tensor
 from cutlayer.checks import check_count
 from cutlayer.errors import ConfigError
 from cutlayer.kinds import MODEL, SETTINGS, SYNC
-from cutlayer.methods.base import final
+from cutlayer.methods.base import check_left, final, too_few
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.estimation import Parts, Watch
@@ -96,11 +96,13 @@ class Hasfl:
         parts, new = self.train(state, plan, clients, server, fed, self.interval, looks)
         models = clients.up(MODEL(parts.device.model))
         forged = fed.each(Model.joined, models, server.send(MODEL, parts.between[models].model, fed))
+        mean = fed.mean(forged)  # (7)
+        check_left("hasfl", mean, self.fewest)
         if new is not None and estimates is not None:
             estimates = server.do(renewed, estimates, new)
         return State(
             round=state.round + 1,
-            client=fed.mean(forged),  # (7)
+            client=mean,
             server=parts.common,
             memory={"deepest": parts.deepest, "estimates": estimates, "plan": plan.written(asked)},
             report=server.sum(server.each(report, parts.between.progress)),
@@ -195,6 +197,8 @@ class Hasfl:
         plan = self.policy.probe(clients.ids, batch=PROBE_BATCH, cut=self.model.cut, samples=samples)
         taking = clients.only(tuple(plan.cuts))
         _, estimates = self.train(state, plan, taking, server, fed, steps=1, looks=True)
+        if estimates is None and len(taking.ids) < len(plan.cuts):
+            raise too_few("hasfl", self.fewest)
         if estimates is None:
             raise ConfigError(
                 f"hasfl estimates its plan from at least two clients with {self.fewest_samples} samples or more each; "

@@ -22,6 +22,8 @@ from cutlayer.split import Split
 from cutlayer.state import State
 from cutlayer.values import Held, PerClient
 
+Versions = dict[int, int]
+
 PART = "part"  # what clients keep; its version is the number of rounds that are in it
 
 
@@ -62,25 +64,28 @@ class HybridOrder:
         lower, upper = self.model.initial()
         client, one = fed.hold(self.client_opt.begin(lower, 0)), server.hold(self.server_opt.begin(upper, 0))
         log = fed.hold(History.empty(self.perturbations))
-        return State(0, client, one, {"log": log, "oldest": 0, "seen": {}})
+        return State(0, client, one, {"log": log, "oldest": 0, "seen": {}, "behind": {}})
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         drawn = fed.hold(directions.seeds(keys.fold(clients.key, "directions"), self.perturbations))
         seeds, w = clients.down(SLOPES, drawn), weights(clients, self.agg)
-        c = self.synchronised(state, clients, fed)
+        kept = self.usable(state, clients)
+        c = self.synchronised(state, clients, kept, fed)
         s = server.do(self.server_opt.resume, state.server, state.round)
         (step,) = clients.steps(count=1)
         # Phase 1: forward; perturbed passes may begin before the gradient is there
         z = step.active.do(self.client.forward, c, step.x, step.key)
         ahead = step.active.do(self.client.ahead, c, step.x, step.key, seeds)
         crossing = Arrived(self.model, server, *step.active.up(ACTIVATIONS(z), LABELS(step.y)))
-        # Phase 2: the server back-propagates and takes its step (12-14)
+        # Phase 2: the server back-propagates (12, 13)
         gs = through_server(crossing, self.model, step, server, server.copies(s, step.active))
-        counts = server.each(all_finite, gs)
-        s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
         # Phase 3: slopes along the shared directions (15-17)
         cut = step.active.down(GRADIENTS, gs.cut)
         v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, ahead)))
+        # The server takes its step for those whose slopes are there: both halves move by the same clients (14)
+        gs = gs[v]
+        counts = server.each(all_finite, gs)
+        s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
         # Phase 4: their mean is the update, for everyone (18-20)
         finite = fed.each(all_finite, v)
         slopes = mean_of(fed, fed.each(or_zero, v, finite), finite, w)
@@ -90,18 +95,24 @@ class HybridOrder:
             round=state.round + 1,
             client=fed.do(self.client.update, state.client, drawn, slopes),
             server=s,
-            memory=self.logged(state, clients, fed, drawn, slopes),
+            memory=self.logged(state, clients, kept, fed, drawn, slopes),
             report=server.sum(server.each(report_of, gs.loss, counts)),
         )
 
-    def synchronised(self, state: State, clients: Clients, fed: Fed) -> PerClient:
+    def usable(self, state: State, clients: Clients) -> Versions:
+        """What clients hold that the log can bring up to date.
+
+        A version that was never handed out here is of rounds that a restored server has forgotten.
+        """
+        oldest, seen, kept = state.memory["oldest"], state.memory["seen"], clients.memory.versions(PART)
+        return {j: version for j, version in kept.items() if oldest <= version <= seen.get(str(j), -1)}
+
+    def synchronised(self, state: State, clients: Clients, kept: Versions, fed: Fed) -> PerClient:
         """Algorithm 3: each client's part as of this round, from what it kept and the rounds that it missed.
 
         Who kept nothing, or something that the log does not reach, downloads the model with its moments.
         """
-        oldest, seen, kept = state.memory["oldest"], state.memory["seen"], clients.memory.versions(PART)
-        # A version that was never handed out here is of rounds that a restored server has forgotten.
-        able = clients.only(tuple(j for j, version in kept.items() if oldest <= version <= seen.get(str(j), -1)))
+        oldest, able = state.memory["oldest"], clients.only(tuple(kept))
         others = clients.only(tuple(j for j in clients.ids if j not in able.ids))
         for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
             behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
@@ -113,13 +124,22 @@ class HybridOrder:
         others.memory.keep(PART, downloaded, state.round)
         return clients.memory.recall(PART)
 
-    def logged(self, state: State, clients: Clients, fed: Fed, seeds: Held, slopes: Held) -> dict[str, Any]:
-        """The log with this round, from the oldest round on that a client which was ever here may still miss."""
-        now = state.round + 1
-        seen = {**state.memory["seen"], **{str(j): now for j in clients.ids}}
-        oldest = max(min(seen.values()), now - self.max_history)
+    def logged(
+        self, state: State, clients: Clients, kept: Versions, fed: Fed, seeds: Held, slopes: Held
+    ) -> dict[str, Any]:
+        """The log with this round, from the oldest round on that a client which was ever here may still miss.
+
+        One that was lost in this round holds something between what it came with and what it was told to make of that.
+        """
+        now, here, before = state.round + 1, clients.ids, state.memory.get("behind", {})
+        lost = {j: version for j, version in kept.items() if j not in here}
+        seen = {**state.memory["seen"], **{str(j): state.round for j in lost}, **{str(j): now for j in here}}
+        behind = {j: version for j, version in before.items() if int(j) not in here}
+        behind |= {str(j): version for j, version in lost.items()}
+        oldest = max(min({**seen, **behind}.values()), now - self.max_history)
         log = fed.do(History.plus, state.memory["log"], seeds, slopes)
-        return {"log": fed.do(partial(_since, oldest - state.memory["oldest"]), log), "oldest": oldest, "seen": seen}
+        log = fed.do(partial(_since, oldest - state.memory["oldest"]), log)
+        return {"log": log, "oldest": oldest, "seen": seen, "behind": behind}
 
     def told(self, state: State) -> dict[str, Any]:
         """What a run's metrics tell of the last round."""

@@ -11,7 +11,7 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
 from cutlayer.pieces.fields import progress_of
-from cutlayer.pieces.merge import cut_of, finite_or_zero, in_share, own_mean, watched, while_any
+from cutlayer.pieces.merge import cut_of, finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
@@ -53,7 +53,10 @@ class MergeSFL:
         batch = dict.fromkeys(clients.ids, 0)
         for step in clients.steps(sizes=self.sizes(clients.ids, clients.batch)):
             crossing = self.exchange(self.client, step, server, c)
-            gs, cut = self.merged(crossing, step, server, s, progress)
+            found = self.merged(crossing, step, server, s, progress) if crossing.z.ids else None
+            if found is None:  # everyone who had a batch left is lost
+                continue
+            gs, cut = found
             s = server.do(self.server_opt.step, s, gs)
             c[step.active] = step.active.do(self.client.update, c, crossing.back(cut))
             batch |= {j: max(batch[j], b) for j, b in step.sizes.items()}  # the last one of a pass may be smaller
@@ -66,16 +69,21 @@ class MergeSFL:
 
     def merged(
         self, crossing: Crossing, step: Step, server: Server, s: Held, progress: PerClient
-    ) -> tuple[Held, PerClient]:
-        """Gradient of the merged batch's mean loss, and what each client gets: the gradient of its own batch's mean."""
-        total = sum(step.sizes.values())
-        share = server.rows({j: server.hold(b / total) for j, b in step.sizes.items()})
+    ) -> tuple[Held, PerClient] | None:
+        """Gradient of the merged batch's mean loss, and what each client gets: the gradient of its own batch's mean.
+
+        The mean is over the samples whose loss is known.
+        """
         z, back = server.concat(server.each(finite_or_zero, crossing.z))
         h, pull = server.vjp(self.model.upper, s, z, keys.fold(step.everyone.key, "merged", step.number))
         loss, gradient = crossing.loss(back(h))
+        if not gradient.ids:
+            return None
+        total = sum(step.sizes[j] for j in gradient.ids)
+        share = server.rows({j: server.hold(step.sizes[j] / total) for j in gradient.ids})
         progress[step.active] = server.each(watched, progress, crossing.z, loss)
         ok = progress[step.active].ok
-        merged, _ = server.concat(server.each(in_share, gradient, share, ok))
+        merged, _ = server.concat(or_zeros(server, server.each(in_share, gradient, share, ok), back(h)))
         gs = server.do(while_any, server.do(pull, merged), server.sum(ok))
         return gs, server.each(own_mean, back(server.do(cut_of, gs)), share, ok)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cutlayer import keys
 from cutlayer.errors import ConfigError
-from cutlayer.methods.base import final
+from cutlayer.methods.base import check_left, final
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.pieces.recut import of_model, of_tensors, recut
 from cutlayer.places import Clients
@@ -54,6 +54,7 @@ class RandomCut:
         drawn = int(keys.generator(clients.key, "cut").integers(len(self.methods)))
         before, method = self.methods[state.memory["cut"]], self.methods[drawn]
         after = method.round(_recut(state, before.model, method.model, server, fed), clients, server, fed)
+        check_left("a random cut", after.client, self.fewest)
         return after._replace(memory={**after.memory, "cut": drawn})
 
 

@@ -45,13 +45,20 @@ class Relay:
         lower, s, told = state.client, state.server, server.hold(nothing())
         for j in shuffled(clients.ids, clients.key) if self.order == "random" else clients.ids:
             one = clients.only((j,))
-            s = server.do(self.server_opt.resume, s, state.round)
-            lower, s = self.train(one, lower, s, state.round, server, fed)
-            told = server.do(_added, told, s)
+            turn = self.train(one, lower, server.do(self.server_opt.resume, s, state.round), state.round, server, fed)
+            if turn is not None:
+                lower, s = turn
+                told = server.do(_added, told, s)
         return state._replace(round=state.round + 1, client=lower, server=s, report=told)
 
-    def train(self, one: Clients, lower: Held, upper: Held, round: int, server: Server, fed: Fed) -> tuple[Held, Held]:
-        """All local steps of one client, from the models that the client before it left."""
+    def train(
+        self, one: Clients, lower: Held, upper: Held, round: int, server: Server, fed: Fed
+    ) -> tuple[Held, Held] | None:
+        """All local steps of one client, from the models that the client before it left.
+
+        Both halves go on from here, or neither: the turn of a client that is lost before it returned its layers did not
+        happen.
+        """
         c = one.do(self.client.begin, one.down(MODEL, lower), one.down(SETTINGS, round))
         s = server.copies(upper, one)
         for step in one.steps():
@@ -62,8 +69,9 @@ class Relay:
                 gc, gs = joint_norms(self.client, self.server_opt, step, server, Side(c, gc), Side(s, gs))
             s = server.each(self.server_opt.step, s, gs)
             c = one.do(self.client.update, c, gc)
-        (j,) = one.ids
-        return fed.pick(one.up(MODEL(c.model)), j), server.pick(s, j)
+        models = one.up(MODEL(c.model))
+        halves = [(fed.pick(models, j), server.pick(s, j)) for j in models.ids]
+        return halves[0] if halves else None
 
 
 def _added(told: Report, part: Part) -> Report:

@@ -45,10 +45,12 @@ class Watch(NamedTuple):
     server: Server
     fed: Fed
 
-    def look(self, gradients: Gradients, parts: Parts) -> Looks:
-        """Gradients of the first batch of the round, half by half, at the weights as they are now."""
+    def look(self, gradients: Gradients, parts: Parts) -> Looks | None:
+        """Gradients of the round's first batch, half by half, at the weights as they are now, if anyone is left."""
         watch, clients, server = self.observer, self.clients, self.server
-        step = next(clients.steps(sizes=self.sizes, count=1))
+        step = next(clients.steps(sizes=self.sizes, count=1), None)
+        if step is None:
+            return None
         halves = (watch.first_half, watch.first_labels), (watch.second_half, watch.second_labels)
         (c1, m1, s1), (c2, m2, s2) = (
             gradients(replace(step, x=clients.do(inputs, step.x), y=clients.do(labels, step.y)))
@@ -61,10 +63,15 @@ class Watch(NamedTuple):
             loss=server.each(_middle, s1.loss, s2.loss),
         )
 
-    def estimate(self, begin: Looks, end: Looks) -> Held:
-        """The clients' and the server's shares meet at the fed server; only means over the clients go back."""
+    def estimate(self, begin: Looks, end: Looks) -> Held | None:
+        """The clients' and the server's shares meet at the fed server; only means over the clients go back, if any do.
+
+        A mean over a single client, where the others were lost, would tell of it.
+        """
         compare, clients, server, fed = self.observer.compare, self.clients, self.server, self.fed
         below = clients.up(STATISTICS(clients.do(compare, begin.device, end.device)))
+        if len(below.ids) < 2:
+            return None
         between = server.each(compare, begin.between, end.between)
         above = server.each(both, between, server.each(compare, begin.common, end.common))
         above, loss = server.send(STATISTICS, above, fed), server.send(STATISTICS, begin.loss, fed)

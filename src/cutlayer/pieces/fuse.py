@@ -7,7 +7,7 @@ from cutlayer.checks import check, is_number
 from cutlayer.optim import Transform
 from cutlayer.pieces.weights import Agg, weights
 from cutlayer.places import Barrier, Step
-from cutlayer.servers import Server
+from cutlayer.servers import Ids, Server
 from cutlayer.state import Part, Tensors
 from cutlayer.values import PerClient
 
@@ -53,12 +53,12 @@ class AverageEachEpoch:
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
         if step.ends_epoch:
-            _average(server, opt, s, weights(step.everyone, self.agg), s)
+            _average(server, opt, s, weights(step.everyone, self.agg), s[step.everyone])
 
 
 def _average(server: Server, opt: Transform, s: PerClient, w: dict[int, float], of: PerClient) -> None:
-    mean = server.mean(of.model, w)
-    s[of] = server.each(opt.restart, of, mean)
+    if of.ids:  # else everyone who took this step was lost in it
+        s[of] = server.each(opt.restart, of, server.mean(of.model, w))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,8 @@ class FuseMomenta:
     """SMoFi: after every step all clients go on from one momentum, in which finished clients fade with their age.
 
     Equations 4 to 6: `m̄ ← (Σ_active m_j + Σ_finished (age_j + offset)^α m_j) / |Jⁿ|`. Every client counts once, so the
-    denominator stays the number of the round's clients. With Adam both moments are fused, never the count.
+    denominator stays the number of the round's clients. With Adam both moments are fused, never the count. A client
+    that was lost has finished early; one that was lost before its first step is none of the round's.
     """
 
     alpha: float  # below 0; the nearer to 0, the longer finished clients are remembered
@@ -78,7 +79,8 @@ class FuseMomenta:
         check(self.offset in (0, 1), "staleness_offset", self.offset, "0 or 1")
 
     def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
-        fused = server.sum(s.moments, {j: self.staleness(step.idle[j]) / len(s.ids) for j in s.ids})
+        idle = step.idle
+        fused = server.sum(s[Ids(tuple(idle))].moments, {j: self.staleness(idle[j]) / len(idle) for j in idle})
         # Who takes its last step now keeps its own momentum: that is what the others remember of it.
         s[step.staying] = server.each(_with_moments, s[step.staying], fused)
 

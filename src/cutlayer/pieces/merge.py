@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from cutlayer.servers import Server
 from cutlayer.state import Grads, Progress
+from cutlayer.values import PerClient
 
 
 def cut_of(grads: Grads) -> Tensor | None:
@@ -23,6 +25,15 @@ def watched(progress: Progress, z: Tensor, loss: Tensor) -> Progress:
 def in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
     """A merged mean scales each client's gradient by its share of the batch."""
     return torch.where(ok, gradient * share, 0)
+
+
+def or_zeros(server: Server, rows: PerClient, like: PerClient) -> PerClient:
+    """The rows, with zeros for those clients of `like` that were lost since their activations were merged."""
+    if rows.ids == like.ids:
+        return rows
+    filled: PerClient = server.each(torch.zeros_like, like)
+    filled[rows] = rows
+    return filled
 
 
 def while_any(grads: Grads, num_ok: Tensor) -> Grads:

@@ -32,6 +32,8 @@ def in_turns(
     for j in order:
         one = step.active.only((j,))
         gs = through_server(crossing, model, step, server, server.copies(s, one))
+        if j not in gs.ids:  # lost in the middle of its turn
+            continue
         s = server.do(turn, s, progress[j], server.pick(gs, j))
         progress[j] = server.do(progress_of, s)
         cuts[j] = server.pick(gs.cut, j)

@@ -96,6 +96,12 @@ class Recall(Command, frozen=True, tag="recall"):
     name: str
 
 
+class Get(Command, frozen=True, tag="get"):
+    """A value that the fed server sends itself, where it is a process of its own; takes the number of its parcel."""
+
+    out: int
+
+
 class Free(Command, frozen=True, tag="free"):
     """Nobody needs this slot any more."""
 
@@ -109,4 +115,11 @@ class Up(Command, frozen=True, tag="up"):
     slots: tuple[int, ...]
 
 
-AnyCommand = Put | Key | Batch | Own | Do | Vjp | Grad | Pull | Field | Keep | Recall | Free | Up
+class Deliver(Command, frozen=True, tag="deliver"):
+    """Send these slots to the fed server, each as its kind; the last of a list. Takes the number of the delivery."""
+
+    kinds: tuple[str, ...]
+    slots: tuple[int, ...]
+
+
+AnyCommand = Put | Key | Batch | Own | Do | Vjp | Grad | Pull | Field | Keep | Recall | Get | Free | Up | Deliver

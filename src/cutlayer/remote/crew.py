@@ -4,8 +4,10 @@ Between rounds a client is nothing but a slice of the crew's samples and what it
 share them. Tensors travel as numpy arrays, which Ray puts into memory that all processes of a machine share.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from cutlayer import tree
+from cutlayer import plugins, tree
 from cutlayer.batches import Batching
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
@@ -93,10 +95,9 @@ class Share(NamedTuple):
 
 
 class Crew:
-    """The process of some virtual clients."""
+    """Some virtual clients side by side."""
 
     def __init__(self, kit: Kit, share: Share) -> None:
-        torch.set_num_threads(1)
         self._kit, self._program = kit, Program(kit.method)
         # Views: batches are copied out of the samples, so nobody writes to them.
         x = {k: v.view() for k, v in share.x.items()} if isinstance(share.x, dict) else share.x.view()
@@ -137,6 +138,28 @@ class Crew:
             vault=self._vaults.setdefault(client, Vault(client)),
             augment=self._kit.augment,
         )
+
+
+class Host:
+    """The process of a crew. One that has just started, perhaps again, has nobody in it."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._crew: Crew | None = None
+
+    def prepare(self, paths: Sequence[str], files: Sequence[str]) -> None:
+        """What a user's own method or model is imported from; asked before anything of it comes."""
+        sys.path.extend(path for path in paths if path not in sys.path)
+        plugins.load(map(Path, files))
+
+    def board(self, kit: Kit, share: Share) -> None:
+        self._crew = Crew(kit, share)
+
+    def meet(self, sessions: Mapping[int, int]) -> dict[int, tuple[Kept, ...]] | None:
+        return None if self._crew is None else self._crew.meet(sessions)
+
+    def work(self, orders: Sequence[Order], *bundles: Sequence[Sheet]) -> list[Result]:
+        return [] if self._crew is None else self._crew.work(orders, *bundles)
 
 
 def _share(vaults: Sequence[Vault]) -> None:

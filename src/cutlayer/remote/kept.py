@@ -5,7 +5,7 @@ value, and states version and token when it joins; a server believes it if it to
 committed. A value of a round that failed, or that a restored server has forgotten, is as good as gone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,11 +43,20 @@ class Statements:
         """What a client holds as far as is known."""
         return {name: held[client] for name, held in self._held.items() if client in held}
 
+    def held_by(self, ids: Iterable[int]) -> dict[str, dict[int, Told]]:
+        """What these clients hold, by name."""
+        return {name: {j: held[j] for j in ids if j in held} for name, held in self._held.items()}
+
+    def hold(self, held: Mapping[str, Mapping[int, Told]]) -> None:
+        """What clients hold, as the server knows that they have told it."""
+        self._held = {name: dict(by_client) for name, by_client in held.items()}
+
     def told(self, name: str, client: int, version: int, token: int, spec: Spec) -> None:
         """A client was told to keep such a value."""
         self._held.setdefault(name, {})[client] = (version, token)
         before = self._told.setdefault(name, {}).get(client, ())
-        self._told[name][client] = (*(t for t in before if t != (version, token)), (version, token))[-LATEST:]
+        # Of one round only the last version counts: a client states what it has once a letter is done.
+        self._told[name][client] = (*(t for t in before if t[1] != token), (version, token))[-LATEST:]
         if name not in self._forms:
             flat = spec.flat
             forms = [[str(a.dtype).removeprefix("torch."), list(a.shape)] for a in flat.tensors]

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from cutlayer.remote.commands import AnyCommand
+from cutlayer.remote.trees import Skeleton
 
 PROTOCOL = 1
 
@@ -29,7 +30,7 @@ class Form(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     packing: Packing = "raw"
 
 
-Forms = Annotated[tuple[Form, ...], Meta(max_length=100_000)]
+Forms = Annotated[tuple[Form, ...], Meta(max_length=20_000)]
 Numbers = Annotated[tuple[int | float, ...], Meta(max_length=1_000_000)]
 
 
@@ -51,7 +52,7 @@ class Hello(Message, frozen=True, tag="hello"):
     protocol: int
     version: Annotated[str, Meta(max_length=64)]  # of cutlayer
     name: Name  # who it says it is; the certificate says who it is
-    plugins: dict[Name, Annotated[str, Meta(max_length=64)]]  # file name -> hash
+    plugins: Annotated[dict[Name, Annotated[str, Meta(max_length=64)]], Meta(max_length=100)]  # file name -> hash
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -99,6 +100,7 @@ class Answer(Message, frozen=True, tag="answer"):
 
     session: Count
     number: Count
+    token: Count  # of the attempt at the round
     seconds: float  # that the client worked
     numbers: Numbers
     tensors: Forms = ()
@@ -113,6 +115,17 @@ class Refusal(Message, frozen=True, tag="refusal"):
     reason: Reason
 
 
+class Parcel(Message, frozen=True, tag="parcel"):
+    """A value that the fed server sends to a client itself, which the training server never sees."""
+
+    session: Count
+    token: Count
+    number: Count  # of the parcel in this attempt at the round
+    tree: Skeleton
+    numbers: Numbers
+    tensors: Forms = ()
+
+
 class Done(Message, frozen=True, tag="done"):
     """The run is over."""
 
@@ -125,5 +138,49 @@ class Bye(Message, frozen=True, tag="bye"):
     reason: Reason
 
 
+# Between the two servers, where each is a process of its own.
+
+
+class Rounds(Message, frozen=True, tag="rounds"):
+    """The rounds of which a server has a checkpoint, oldest first."""
+
+    rounds: tuple[Count, ...]
+
+
+class Begin(Message, frozen=True, tag="begin"):
+    """A round begins with these clients, who have so many samples and keep these versions."""
+
+    round: Count
+    token: Count
+    samples: dict[int, int]
+    held: dict[Name, dict[int, tuple[int, Count]]]
+
+
+class Arrived(Message, frozen=True, tag="arrived"):
+    """Who answered the `up` of this number."""
+
+    token: Count
+    number: Count
+    ids: tuple[Count, ...]
+
+
+class Gone(Message, frozen=True, tag="gone"):
+    """A client is lost to the training server, so nothing will come from it."""
+
+    token: Count
+    client: Count
+
+
+class Sent(Message, frozen=True, tag="sent"):
+    """A value that one server hands to the other."""
+
+    token: Count
+    number: Count
+    tree: Skeleton
+    numbers: Numbers
+    tensors: Forms = ()
+
+
 FromClient = Hello | Ready | Answer | Refusal | Bye
-FromServer = Welcome | Denied | Work | Done | Bye
+FromServer = Welcome | Denied | Work | Parcel | Done | Bye
+FromPeer = Rounds | Begin | Arrived | Gone | Sent | Done | Bye

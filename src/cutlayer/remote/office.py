@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from cutlayer.remote.answers import num_bytes
-from cutlayer.remote.messages import Answer, Kept, Refusal, Work
+from cutlayer.remote.messages import Answer, Kept, Message, Refusal, Work
 from cutlayer.remote.queue import Letter
 
 MOST_LISTS = 1000  # that a client remembers
@@ -56,8 +56,14 @@ class Lost(NamedTuple):
     reason: str
 
 
-Event = Joined | Answered | Lost
-Send = Callable[[Work, Sequence[Tensor]], int]  # gives the bytes that go over the wire
+class PeerSaid(NamedTuple):
+    """The other server has said something that a round waits for, or is gone."""
+
+    message: object
+
+
+Event = Joined | Answered | Lost | PeerSaid
+Send = Callable[[Message, Sequence[Tensor]], int]  # gives the bytes that go over the wire
 Close = Callable[[str], None]
 
 
@@ -65,23 +71,38 @@ class Line:
     """A server's end of one session."""
 
     def __init__(
-        self, *, client: int, name: str, session: int, samples: int, kept: Sequence[Kept], send: Send, close: Close
+        self,
+        *,
+        client: int,
+        name: str,
+        session: int,
+        samples: int,
+        kept: Sequence[Kept],
+        send: Send,
+        close: Close,
+        commands: bool = True,  # whether this server commands the client, or only gets its deliveries
     ) -> None:
         self.client, self.name, self.session, self.samples, self.kept = client, name, session, samples, tuple(kept)
         self.most_bytes = 0  # of the answer that is asked for
         self.noted = False  # whether a round has heard what it keeps
-        self._send, self.close = send, close
+        self._send, self.close, self._commands = send, close, commands
         self._numbers = itertools.count(1)
         self._lists: dict[bytes, int] = {}
 
-    def send(self, letter: Letter, round: RoundId, begins: bool) -> tuple[int, int]:
-        """Send a letter; its number, and the bytes that went."""
+    def deliver(self, message: Message, tensors: Sequence[Tensor]) -> int:
+        """Send something that is no letter; the bytes that went."""
+        return self._send(message, tensors)
+
+    def send(self, letter: Letter, round: RoundId, begins: bool, up: int = 0) -> tuple[int, int]:
+        """Send a letter; the number that its answer will have, and the bytes that went."""
+        self.most_bytes = num_bytes(letter)
+        if not self._commands:
+            return up, 0
         if len(self._lists) >= MOST_LISTS:
             self._lists.clear()
         content = msgspec.msgpack.encode(letter.commands)
         is_new = content not in self._lists
         name = self._lists.setdefault(content, len(self._lists))
-        self.most_bytes = num_bytes(letter)
         work = Work(
             session=self.session,
             number=next(self._numbers),
@@ -129,7 +150,7 @@ class Office:
         line.close(reason)
         self._inbox.put(Lost(client, session, reason))
 
-    def take(self, event: Answered) -> None:
+    def take(self, event: Answered | PeerSaid) -> None:
         self._inbox.put(event)
 
     def line(self, client: int) -> Line | None:

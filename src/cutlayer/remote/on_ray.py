@@ -5,7 +5,6 @@ believed: an error at a client is an error of the run, and values that are not f
 """
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from cutlayer.engines.base import Ids
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, CutlayerError, WireError
 from cutlayer.program import Program
-from cutlayer.remote.crew import Crew, Kit, Share
+from cutlayer.remote.crew import Host, Kit, Share
 from cutlayer.remote.kept import Statements
 from cutlayer.remote.messages import Refusal
 from cutlayer.remote.office import Answered, RoundId
-from cutlayer.remote.post import GONE, Post
+from cutlayer.remote.post import GONE, Manned, Post
 from cutlayer.remote.queue import Letter
 from cutlayer.remote.ray_cluster import CLUSTER
 from cutlayer.remote.remote import Deserted, Remote
@@ -33,6 +32,7 @@ from cutlayer.state import State
 from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
+FOREVER = 1e9  # seconds
 ATTEMPTS = 3  # at a round in which every client is lost
 SETTLE_SECONDS = 5.0  # that Ray may take to count CPUs as free which an earlier run has left
 
@@ -49,15 +49,14 @@ class Fleet(Loop):
         self._program, self._shadow = program, Shadow(program, data.take([0]))
         self._sizes, self._names = partition.sizes.tolist(), partition.names
         self._ray = CLUSTER.take()
-        self._crews: list[Any] = []
+        self._crews: list[Manned] = []
         weakref.finalize(self, _dismiss, self._ray, self._crews)
         num = min(len(partition), _free_cpus(self._ray))
-        # A crew that dies starts again with what it was given here; what its clients kept is gone.
-        make = self._ray.remote(Crew).options(num_cpus=1, max_restarts=-1)
+        make = self._ray.remote(Host).options(num_cpus=1, max_restarts=-1)
         kit_there = self._ray.put(kit)
         for k in range(num):
-            index = {j: partition.clients[j] for j in range(k, len(partition), num)}
-            self._crews.append(make.remote(kit_there, self._ray.put(Share.of(data, index))))
+            share = Share.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
+            self._crews.append(Manned(make.remote(), kit_there, self._ray.put(share)))
 
     def round(self, number: int, key: int, ids: Ids, play: Callable[[Remote], State]) -> State:
         """What `play` makes of the way to these clients; a round in which all of them are lost is tried again."""
@@ -71,7 +70,7 @@ class Fleet(Loop):
                 kept=kept,
                 round=RoundId.drawn(number, key),
                 ids=ids,
-                deadline=threading.TIMEOUT_MAX,  # Ray tells of actors that die: nobody is waited for in vain
+                deadline=FOREVER,  # Ray tells of actors that die: nobody is waited for in vain
                 watcher=Telling(number, self._names),
             )
             try:
@@ -90,7 +89,7 @@ class Fleet(Loop):
 class Believing(Remote):
     """Clients of one's own: nothing that they send is doubted, and what goes wrong at one of them ends the run."""
 
-    def _checked(self, letter: Letter, event: Answered) -> list[Tree]:
+    def _read(self, letter: Letter, event: Answered) -> list[Tree]:
         answer = event.answer
         if isinstance(answer, Refusal):
             if answer.where == GONE:
@@ -101,12 +100,16 @@ class Believing(Remote):
 
 
 class Telling(Nobody):
-    """Says who is out of a round."""
+    """Says who is out of a round, of each client once."""
 
     def __init__(self, number: int, names: tuple[str, ...]) -> None:
         self._number, self._names = number, names
+        self._told: set[int] = set()
 
     def lost(self, number: int, reason: str) -> None:
+        if number in self._told:
+            return
+        self._told.add(number)
         log.warning("client %s is out of round %d: %s", self._names[number], self._number + 1, reason)
 
     refused = lost
@@ -126,8 +129,8 @@ def _cpus(resources: Mapping[str, float]) -> int:
     return int(resources.get("CPU", 0))
 
 
-def _dismiss(ray: Any, crews: list[Any]) -> None:
+def _dismiss(ray: Any, crews: list[Manned]) -> None:
     if ray.is_initialized():  # it may have been shut down by whoever started it
         for crew in crews:
-            ray.kill(crew)
+            ray.kill(crew.actor)
     CLUSTER.give_back()

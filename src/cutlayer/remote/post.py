@@ -3,20 +3,24 @@
 Tensors that go to the same crews travel in one bundle, which lies in Ray's object store once.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from torch import Tensor
 
 from cutlayer.checks import reason
-from cutlayer.remote.crew import Order, Result, Sheet
-from cutlayer.remote.messages import Answer, Kept, Refusal, Work
+from cutlayer.errors import ConfigError
+from cutlayer.remote.crew import Order, Sheet
+from cutlayer.remote.messages import Answer, Kept, Message, Refusal, Work
 from cutlayer.remote.office import Answered, Line, Office
 
 DECODER = msgspec.msgpack.Decoder(Answer | Refusal)
 GONE = "its actor"  # the place in a refusal that no client wrote
+START_SECONDS = 300.0
 
 Crews = frozenset[int]
 
@@ -29,32 +33,64 @@ class Item(NamedTuple):
     tensors: Sequence[Tensor]
 
 
+class Manned(NamedTuple):
+    """An actor and, in Ray's object store, what it needs whenever it starts."""
+
+    actor: Any
+    kit: Any
+    share: Any
+
+
 class Post:
     """Carries the letters and answers of one round."""
 
-    def __init__(self, ray: Any, crews: Sequence[Any]) -> None:
+    def __init__(self, ray: Any, crews: Sequence[Manned]) -> None:
         self.office = Office(self._flush)
         self._ray, self._crews = ray, crews
         self._waiting: dict[int, list[Item]] = {}
 
     def meet(self, samples: Mapping[int, int]) -> None:
-        """The clients of the round take their places, each with what it keeps; crews that died come back first."""
+        """The clients of the round take their places, each with what it keeps."""
         sessions: dict[int, dict[int, int]] = {}
         for j in samples:
             sessions.setdefault(j % len(self._crews), {})[j] = self.office.new_session()
-        asked = {k: self._crews[k].meet.options(max_task_retries=-1).remote(own) for k, own in sessions.items()}
+        stated = self._stated(sessions)
+        while empty := {k: own for k, own in sessions.items() if stated[k] is None}:
+            self._got([call for k in empty for call in self._boarding(self._crews[k])])
+            stated |= self._stated(empty)
         for k, own in sessions.items():
-            for j, kept in self._ray.get(asked[k]).items():
-                self.office.join(self._line(j, own[j], samples[j], kept))
+            for j, session in own.items():
+                self.office.join(self._line(j, session, samples[j], stated[k][j]))
+
+    def _boarding(self, crew: Manned) -> list[Any]:
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        files = [module.__file__ for name, module in sys.modules.items() if name.startswith("cutlayer_plugin_")]
+        return [crew.actor.prepare.remote(paths, files), crew.actor.board.remote(crew.kit, crew.share)]
+
+    def _stated(self, sessions: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
+        """What the clients of each crew keep, or None if it has nobody in it; Ray starts those again that died."""
+        meet = [self._crews[k].actor.meet.options(max_task_retries=-1).remote(own) for k, own in sessions.items()]
+        return dict(zip(sessions, self._got(meet), strict=True))
+
+    def _got(self, answers: list[Any]) -> list[Any]:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(answers, timeout=START_SECONDS)  # type: ignore[no-any-return]
+        except errors.GetTimeoutError:
+            why = f"the cluster had no CPU for it within {START_SECONDS:g} seconds"
+        except errors.RayError as error:
+            why = str(error).strip().splitlines()[-1]  # the line of a traceback that names the error
+        raise ConfigError(f"an actor of engine 'ray' cannot start: {why}")
 
     def close(self) -> None:
         """The round is over: crews hold nothing of it but what their clients keep."""
         for crew in self._crews:
-            crew.meet.remote({})
+            crew.actor.meet.remote({})
 
     def _line(self, client: int, session: int, samples: int, kept: Sequence[Kept]) -> Line:
-        def send(work: Work, tensors: Sequence[Tensor]) -> int:
-            self._waiting.setdefault(client % len(self._crews), []).append(Item(client, work, tensors))
+        def send(message: Message, tensors: Sequence[Tensor]) -> int:
+            item = Item(client, cast(Work, message), tensors)  # a crew is sent nothing else
+            self._waiting.setdefault(client % len(self._crews), []).append(item)
             return 0
 
         return Line(
@@ -78,7 +114,7 @@ class Post:
                 Order(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
-            answer = self._crews[k].work.remote(orders, *(sent[who] for who in own))
+            answer = self._crews[k].actor.work.remote(orders, *(sent[who] for who in own))
             answer.future().add_done_callback(partial(self._came, [(i.client, i.work) for i in items]))
 
     def _sent(self, who: Crews, tensors: Sequence[Tensor]) -> Any:
@@ -88,20 +124,17 @@ class Post:
     def _came(self, asked: Sequence[tuple[int, Work]], future: Any) -> None:
         """Whoever has no answer is told to be gone, or in trouble: a round waits for all that it asked."""
         where, why = GONE, "it has started again in the middle of the round"
-        results: dict[int, Result] = {}
+        answers: dict[int, tuple[Answer | Refusal, list[Tensor]]] = {}
         try:
-            results = {r.client: r for r in future.result()}
+            # Copies: what a run computes outlives Ray's object store.
+            answers = {j: (DECODER.decode(text), [s.copy() for s in sheets]) for j, text, sheets in future.result()}
         except self._ray.exceptions.RayTaskError as error:
             where, why = type(error.cause).__name__, reason(error.cause)
         except Exception as error:  # whatever else is wrong with an actor, a round must hear of it
             why = reason(error)
         for client, work in asked:
-            if client in results:
-                _, message, sheets = results[client]
-                self.office.take(Answered(client, work.session, DECODER.decode(message), [s.copy() for s in sheets]))
-            else:
-                refusal = Refusal(session=work.session, number=work.number, where=where, reason=why)
-                self.office.take(Answered(client, work.session, refusal, []))
+            refusal = Refusal(session=work.session, number=work.number, where=where, reason=why)
+            self.office.take(Answered(client, work.session, *answers.get(client, (refusal, []))))
 
 
 def bundled(waiting: Mapping[int, Sequence[Item]]) -> dict[Crews, list[Tensor]]:

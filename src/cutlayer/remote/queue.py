@@ -63,6 +63,13 @@ class Queue:
         self._commands.append(c.Put(ref.slot, flat.skeleton))
         return ref
 
+    def get(self, shape: Tree, number: int) -> Ref:
+        """A value of this shape that the fed server sends itself."""
+        ref = self._new(self._shadow.put(shape))
+        self._numbers.append(number)
+        self._commands.append(c.Get(ref.slot))
+        return ref
+
     def key(self, key: int) -> Ref:
         ref = self._new(self._shadow.put(0))
         self._numbers.append(key)
@@ -121,11 +128,18 @@ class Queue:
         self._commands.append(c.Recall(ref.slot, name))
         return ref
 
-    def letter(self, parcels: list[Parcel], refs: list[Ref]) -> Letter:
-        """Everything so far, with these values as the answer; the queue is empty after that."""
-        names = tuple(p.kind.name for p in parcels)
+    def letter(self, parcels: list[Parcel], refs: list[Ref], delivery: int | None = None) -> Letter:
+        """Everything so far, with these values as the answer; the queue is empty after that.
+
+        With the number of a delivery, the answer goes to the fed server.
+        """
+        names, slots = tuple(p.kind.name for p in parcels), tuple(r.slot for r in refs)
         self._collect()
-        self._commands.append(c.Up(names, tuple(r.slot for r in refs)))
+        if delivery is None:
+            self._commands.append(c.Up(names, slots))
+        else:
+            self._numbers.append(delivery)
+            self._commands.append(c.Deliver(names, slots))
         return self._emptied(tuple((name, ref.spec.flat) for name, ref in zip(names, refs, strict=True)))
 
     def rest(self) -> Letter | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cutlayer.checks import reason
 from cutlayer.errors import ConfigError
 
 log = logging.getLogger("cutlayer")
@@ -27,8 +28,8 @@ class Cluster:
         """The module `ray`, connected."""
         ray = _imported()
         if not ray.is_initialized():
-            self._users, self._is_ours = 0, True
             _connect(ray)
+            self._users, self._is_ours = 0, True
         self._users += 1
         return ray
 
@@ -55,12 +56,13 @@ def _connect(ray: Any) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     address = os.environ.get("RAY_ADDRESS")
     if address:
+        log.info("engine ray: the cluster at %s", address)
         try:
             ray.init(address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={address}: {error}") from error
+            raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={address}: {reason(error)}") from error
         return
-    with _loopback_only():
+    with loopback_only():
         ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
     if ray.util.get_node_ip_address() != LOOPBACK:
         ray.shutdown()
@@ -71,7 +73,7 @@ def _connect(ray: Any) -> None:
 
 
 @contextmanager
-def _loopback_only() -> Iterator[None]:
+def loopback_only() -> Iterator[None]:
     """On Linux, Ray takes an address that other machines reach in place of 127.0.0.1, unless it is told not to."""
     from ray._private import ray_constants
 

@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,12 +16,14 @@ from cutlayer.config import Run
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.local import local
 from cutlayer.data.sample import DTYPES, Sample
-from cutlayer.errors import ConfigError, LinkError
+from cutlayer.errors import ConfigError, LinkError, UnknownNameError
 from cutlayer.folder import Folder
 from cutlayer.remote.certificates import Credentials
 from cutlayer.remote.deployment import Deployment
+from cutlayer.remote.meeting import meeting
 from cutlayer.remote.messages import Packing, Ready
-from cutlayer.remote.office import Office
+from cutlayer.remote.office import Office, PeerSaid
+from cutlayer.remote.peer import Peer, PeerLost
 from cutlayer.remote.register import Register
 from cutlayer.remote.session import forms_of
 from cutlayer.remote.status import Board
@@ -30,6 +33,7 @@ from cutlayer.training import Record, Training
 
 log = logging.getLogger("cutlayer")
 
+Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
 GOODBYE_SECONDS = 2.0
 
@@ -44,6 +48,8 @@ class Serving:
     patience: float = 60.0  # seconds that a round waits for clients that are missing
     least: int | None = None  # clients that a round needs; by default all for the first one, then whatever is left
     packing: Packing = "raw"  # of activations on their way up
+    role: Role = "both"  # the training server, the fed server, or both in one process
+    train: str | None = None  # of a fed server: where the training server listens
     plugins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,6 +58,12 @@ class Serving:
             raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
         if self.least is not None and self.least < 1:
             raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
+        if self.packing not in get_args(Packing):
+            raise UnknownNameError("packing", self.packing, get_args(Packing))
+        if self.role not in get_args(Role):
+            raise UnknownNameError("role", self.role, get_args(Role))
+        if (self.role == "fed") != (self.train is not None):
+            raise ConfigError("a fed server of its own needs to know the training server, and only that one: --train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +97,10 @@ class Server:
     def __init__(self, run: Run, serving: Serving, board: Board, samples: Samples) -> None:
         self.run, self.serving, self.board, self.samples = run, serving, board, samples
         self.office = Office()
+        self.peer: Peer | None = None
+        if serving.role != "both":
+            self.peer = Peer("server" if serving.role == "train" else "fed")
+            self.peer.notify = lambda message: self.office.take(PeerSaid(message))
         split = build.model_of(run, samples.like)
         self.method, _ = build.planned_method(run, split, samples.like, run.clients)
         few = samples.like.to(run.device)
@@ -102,9 +118,11 @@ class Server:
             seed=run.seed,
             deadline=self.serving.deadline,
             gather=self.gather,
+            on_begin=lambda round, ids: self.board.round_began(round + 1, ids),
             watcher=self.board,
+            peer=self.peer,
         )
-        test = self.samples.test
+        test = self.samples.test if self.peer is None else None  # neither server can compute the whole model
         return Training(
             simulation=deployment,
             test=None if test is None else test.to(run.device),
@@ -122,7 +140,6 @@ class Server:
             present = tuple(self.office.lines())
             late = time.monotonic() - begin >= self.serving.patience
             if len(present) >= self.run.clients or (late and len(present) >= max(least, fewest)):
-                self.board.round_began(round + 1, present)
                 return present
             time.sleep(POLL_SECONDS)
 
@@ -139,15 +156,31 @@ class Server:
             doorkeeper=self.board,
             secure=credentials is not None,
             packing=self.serving.packing,
+            peer=self.peer,
         )
         server, port = listen(self.serving.listen, credentials, house, self.run.clients)
         self.farewell = "the server stops for now"
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._close, server)
+            if self.peer is not None and self.serving.train is not None:
+                stack.enter_context(meeting(self.peer, self.serving.train, credentials))
             yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
-        finally:
-            for line in self.office.lines().values():
-                self.office.leave(line.client, line.session, self.farewell)
-            server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
+
+    def _close(self, server: Any) -> None:
+        for line in self.office.lines().values():
+            self.office.leave(line.client, line.session, self.farewell)
+        server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
+
+    def agree(self, folder: Folder, overwrite: bool) -> bool:
+        """Go back to the newest round that both servers have; whether the run begins anew."""
+        if self.peer is None:
+            return overwrite
+        self.peer.await_other()
+        newest = self.peer.rounds([] if overwrite else folder.store.rounds())
+        for round_ in folder.store.rounds():
+            if round_ > newest:
+                folder.store.path(round_).unlink()
+        return newest == 0
 
     def done(self) -> None:
         """The run is over: clients need not come back."""
@@ -208,7 +241,14 @@ def serve(
 
     with server.open() as address:
         on_open(address)
-        training = execute(run, folder, resume=True, overwrite=overwrite, make=server.training, on_round=ended)
+        while True:
+            try:
+                anew = server.agree(folder, overwrite)
+                training = execute(run, folder, resume=True, overwrite=anew, make=server.training, on_round=ended)
+                break
+            except PeerLost as error:
+                log.warning("%s; both servers go on from the newest round that they have in common", error)
+                overwrite = False
         server.done()
         board.ended()
     return training

@@ -1,8 +1,9 @@
 """A client's end of one session: work comes in, an answer or a refusal goes out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,12 +15,13 @@ from cutlayer.data.augment import Augment
 from cutlayer.engines.loop import Loop
 from cutlayer.program import Program
 from cutlayer.reach import Here
-from cutlayer.remote.commands import AnyCommand, Up
+from cutlayer.remote.commands import AnyCommand, Deliver, Up
 from cutlayer.remote.messages import Answer, Form, Refusal, Work
 from cutlayer.remote.office import MOST_LISTS
 from cutlayer.remote.trees import flatten
 from cutlayer.remote.vault import Vault
 from cutlayer.remote.worker import Round, Trouble, walk_of
+from cutlayer.tree import Tree
 
 
 class Reply(NamedTuple):
@@ -28,6 +30,7 @@ class Reply(NamedTuple):
     message: Answer | Refusal
     tensors: list[Tensor]
     kinds: list[str]
+    to_fed: bool = False  # where the fed server is a process of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Session:
 
     device: Device
     number: int
+    parcels: Callable[[int, int], Tree] | None = None  # by token and number, from a fed server of its own
     _lists: dict[int, tuple[AnyCommand, ...]] = field(default_factory=dict)
     _round: Round | None = None
     _last: int = 0  # number of the newest work
@@ -69,17 +73,19 @@ class Session:
             )
             return Reply(refusal, [], [])
         last = commands[-1] if commands else None
-        if not isinstance(last, Up):
+        if not isinstance(last, Up | Deliver):
             return None
         flat = flatten(tuple(leaving))
         kinds = [kind for kind, value in zip(last.kinds, leaving, strict=True) for _ in tree.tensors(value)]
+        to_fed = isinstance(last, Deliver)
         answer = Answer(
             session=work.session,
-            number=work.number,
+            number=int(work.numbers[-1]) if to_fed else work.number,
+            token=work.token,
             seconds=time.perf_counter() - begin,
             numbers=tuple(flat.numbers),
         )
-        return Reply(answer, flat.tensors, kinds)
+        return Reply(answer, flat.tensors, kinds, to_fed)
 
     def _commands(self, work: Work) -> tuple[AnyCommand, ...]:
         if work.commands is not None:
@@ -104,6 +110,7 @@ class Session:
             num_samples=len(device.data),
             key=work.key,
             never=device.never,
+            parcel=None if self.parcels is None else partial(self.parcels, work.token),
         )
         return self._round
 

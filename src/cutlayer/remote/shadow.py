@@ -96,7 +96,7 @@ class Shadow:
         if callable(getattr(block.tree, "pull", None)):  # a pullback is like no other
             return Spec(value)
         bare = PerClient(value.place, [block._replace(tree=tree.map(_bare, block.tree))])
-        return self._specs.setdefault(_signature(block), Spec(bare))
+        return self._specs.setdefault((signature(block.tree), repr(block.gives)), Spec(bare))
 
 
 def _batches(sizes: Mapping[int, int]) -> Walk:
@@ -124,8 +124,9 @@ def _filled(value: PerClient) -> PerClient:
     return PerClient(value.place, zeros, value.ids)
 
 
-def _signature(block: Block) -> Any:
-    flat = flatten(block.tree)
+def signature(value: Tree) -> Any:
+    """The same for values of the same shapes; numbers inside may be any, but a lone one is itself."""
+    flat = flatten(value)
     forms = tuple((a.dtype, tuple(a.shape)) for a in flat.tensors)
     alone = tuple(flat.numbers) if flat.skeleton == "number" else ()
-    return repr(flat.skeleton), forms, alone, repr(block.gives)
+    return repr(flat.skeleton), forms, alone

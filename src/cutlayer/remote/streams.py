@@ -20,6 +20,7 @@ from cutlayer.remote.messages import (
     Denied,
     Done,
     FromClient,
+    FromPeer,
     Hello,
     Message,
     Packing,
@@ -28,13 +29,17 @@ from cutlayer.remote.messages import (
     Welcome,
 )
 from cutlayer.remote.office import Answered, Line, Office
+from cutlayer.remote.peer import Peer
 from cutlayer.remote.wire import CHANNEL_OPTIONS, Decoder, encode
 
 log = logging.getLogger("cutlayer")
 
 SERVICE = "cutlayer.Link"
 METHOD = f"/{SERVICE}/Join"
+MEET = f"/{SERVICE}/Meet"
 HELLO_SECONDS = 30.0
+CLIENT_HEADER = 2**20  # bytes of the longest header that a client needs
+MOST_BYTES = 2**40  # of one message from a server; memory is taken only for what comes
 MORE_STREAMS = 64  # beyond one for each client: those that are being refused, or replaced
 
 
@@ -42,6 +47,8 @@ class Doorkeeper(Protocol):
     """Tells of clients that were turned away."""
 
     def joined(self, number: int, name: str, samples: int) -> None: ...
+
+    def refused(self, number: int, reason: str) -> None: ...
 
     def refused_connection(self, reason: str) -> None: ...
 
@@ -58,6 +65,7 @@ class House:
     doorkeeper: Doorkeeper
     secure: bool
     packing: Packing = "raw"
+    peer: Peer | None = None  # the other server, if it is a process of its own
 
 
 def listen(address: str, credentials: Credentials | None, house: House, most_clients: int) -> tuple[Any, int]:
@@ -70,7 +78,8 @@ def listen(address: str, credentials: Credentials | None, house: House, most_cli
         maximum_concurrent_rpcs=most_clients + MORE_STREAMS,
     )
     join = grpc.stream_stream_rpc_method_handler(lambda requests, context: _stream(house, requests, context))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
+    meet = grpc.stream_stream_rpc_method_handler(lambda requests, context: _meeting(house, requests, context))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join, "Meet": meet}),))
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -97,6 +106,43 @@ def _stream(house: House, requests: Iterator[bytes], context: Any) -> Iterator[b
     return visit.run()
 
 
+def _meeting(house: House, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """The stream of the fed server."""
+    import grpc
+
+    peer = house.peer
+    try:
+        if peer is None:
+            raise LinkError("this server holds both roles; start it with --role train")
+        if house.secure and identity_of(context.auth_context()).name != "fed":
+            raise LinkError("only the fed server may come in here")
+    except LinkError as error:
+        house.doorkeeper.refused_connection(f"{context.peer()}: {error}")
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+    out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+    context.add_callback(lambda: out.put(None))
+    threading.Thread(target=follow_peer, args=(peer, requests, out), name="peer", daemon=True).start()
+    while (chunks := out.get()) is not None:
+        yield from chunks
+
+
+def follow_peer(peer: Peer, chunks: Iterator[bytes], out: "queue.SimpleQueue[list[bytes] | None]") -> None:
+    """Everything that the other server says, until it is gone."""
+    peer.connected(lambda message, tensors: out.put(encode(message, tensors)), lambda: out.put(None))
+    decoder, reason = Decoder(FromPeer, MOST_BYTES), "the other server closed the connection"
+    try:
+        for chunk in chunks:
+            come = decoder.feed(chunk)
+            if come is not None:
+                peer.took(*come)
+    except WireError as error:
+        reason = f"the other server sent something that cannot be used: {error}"
+    except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
+        reason = f"the connection to the other server broke: {type(error).__name__}"
+    peer.gone(reason)
+    out.put(None)
+
+
 def _certified(house: House, context: Any) -> str | None:
     """The name in the certificate, of one who may come in; None where there are no certificates."""
     if not house.secure:
@@ -117,7 +163,8 @@ class Visit:
         self.session: int | None = None
         self.number = -1
         self.line: Line | None = None
-        self.decoder = Decoder(FromClient, lambda: 0 if self.line is None else self.line.most_bytes)
+        most = lambda: 0 if self.line is None else self.line.most_bytes  # noqa: E731
+        self.decoder = Decoder(FromClient, most, CLIENT_HEADER)
         context.add_callback(lambda: self._over("the connection is gone"))
 
     def run(self) -> Iterator[bytes]:
@@ -136,6 +183,7 @@ class Visit:
                 if come is not None:
                     patience.cancel()
                     self._heard(*come)
+            self.decoder.end()
             self._over("it closed the connection")
         except WireError as error:
             self._misbehaved(str(error))
@@ -152,7 +200,7 @@ class Visit:
                 self._greet(message)
             case Ready() if self.line is None and message.session == self.session:
                 self._let_in(message)
-            case Answer() | Refusal() if self.line is not None:
+            case Answer() | Refusal() if self.line is not None and message.session == self.session:
                 size = sum(t.numel() * t.element_size() for t in tensors)
                 self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, size))
             case Bye(reason):
@@ -181,6 +229,7 @@ class Visit:
             kept=ready.kept,
             send=self._send,
             close=self._farewell,
+            commands=self.house.peer is None or self.house.peer.commands,
         )
         self.house.doorkeeper.joined(self.number, name, ready.samples)
         self.house.office.join(self.line)
@@ -199,6 +248,7 @@ class Visit:
         if self.line is None:
             self._deny(reason)
         else:
+            self.house.doorkeeper.refused(self.line.client, reason)
             self.house.office.leave(self.line.client, self.line.session, f"refused: {reason}")
 
     def _deny(self, reason: str, final: bool = False) -> None:

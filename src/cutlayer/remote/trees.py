@@ -22,6 +22,10 @@ class Flat(NamedTuple):
     numbers: list[int | float]
     tensors: list[Tensor]
 
+    def tree(self) -> Tree:
+        """Together again."""
+        return build(self.skeleton, iter(self.numbers).__next__, iter(self.tensors).__next__)
+
 
 def flatten(tree: Tree) -> Flat:
     """The skeleton of a tree with its numbers and tensors, in order."""

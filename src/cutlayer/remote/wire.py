@@ -9,7 +9,7 @@ header; the values of tensors are left to TLS. A chunk ends where its message en
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
@@ -21,15 +21,16 @@ from cutlayer.errors import WireError
 from cutlayer.remote.messages import PROTOCOL, Form, Message, Packing
 from cutlayer.remote.packing import form_of, num_bytes, pack, unpack
 
-CHUNK = 2**20
+CHUNK = 2**20  # at least, if there is more than one; less than twice as much
 MOST_HEADER = 16 * 2**20
 MAGIC = b"CUT"
 ALIGN = 16  # what memory of Python is aligned to
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # Nobody sends more than a chunk at once; what is longer is refused before it takes memory.
-    ("grpc.max_send_message_length", CHUNK),
-    ("grpc.max_receive_message_length", CHUNK),
+    ("grpc.max_send_message_length", 2 * CHUNK),
+    ("grpc.max_receive_message_length", 2 * CHUNK),
+    ("grpc.http2.max_frame_size", 2 * CHUNK),  # a chunk is not cut once more
     # A dead peer is noticed within half a minute, and whoever asks so often whether the other lives is not cut off.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -48,25 +49,25 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode(message: Message, tensors: Sequence[Tensor] = (), packing: Sequence[Packing] | None = None) -> list[bytes]:
     """A message and its tensors as chunks; later changes of the tensors do not change them."""
-    how = packing or ["raw"] * len(tensors)
+    how: Sequence[Packing] = ["raw"] * len(tensors) if packing is None else packing
     if len(how) != len(tensors):
         raise WireError(f"{len(tensors)} tensors need as many packings, but {len(how)} came")
-    if tensors:
-        forms = tuple(form_of(t, p) for t, p in zip(tensors, how, strict=True))
-        message = _with_forms(message, forms)
-    header = _encoder.encode(message)
+    forms = tuple(form_of(t, p) for t, p in zip(tensors, how, strict=True))
+    header = _encoder.encode(_with_forms(message, forms))
     if len(header) > MOST_HEADER:
         raise WireError(f"a header of {len(header)} bytes is too long; at most {MOST_HEADER} travel")
     buffers = [pack(t, p).numpy().data for t, p in zip(tensors, how, strict=True)]
     sizes = _SIZES.pack(MAGIC, PROTOCOL, len(header), sum(_aligned(len(b)) for b in buffers))
     head = memoryview(sizes + _checksum(sizes, header) + header)
-    return _cut(part for buffer in (head, *buffers) for part in (buffer, _padding(len(buffer))))
+    return _cut([part for buffer in (head, *buffers) for part in (buffer, _padding(len(buffer)))])
 
 
 def _with_forms(message: Message, forms: tuple[Form, ...]) -> Message:
-    if not hasattr(message, "tensors"):
+    if hasattr(message, "tensors"):
+        return msgspec.structs.replace(message, tensors=forms)
+    if forms:
         raise WireError(f"a {type(message).__name__} carries no tensors, but {len(forms)} came with it")
-    return msgspec.structs.replace(message, tensors=forms)
+    return message
 
 
 def _checksum(sizes: bytes, header: bytes | memoryview) -> bytes:
@@ -81,9 +82,13 @@ def _padding(size: int) -> memoryview:
     return memoryview(bytes(_aligned(size) - size))
 
 
-def _cut(parts: Iterable[memoryview]) -> list[bytes]:
-    """The parts one after another in chunks; every byte is copied once."""
-    chunks, pending, room = [], [], CHUNK
+def _cut(parts: Sequence[memoryview]) -> list[bytes]:
+    """The parts one after another in chunks of the same size, so that none is tiny; every byte is copied once."""
+    total = sum(len(part) for part in parts)
+    size = -(-total // max(total // CHUNK, 1))
+    chunks: list[bytes] = []
+    pending: list[memoryview] = []
+    room = size
     for part in parts:
         while part:
             pending.append(part[:room])
@@ -91,7 +96,7 @@ def _cut(parts: Iterable[memoryview]) -> list[bytes]:
             room -= len(pending[-1])
             if not room:
                 chunks.append(b"".join(pending))
-                pending, room = [], CHUNK
+                pending, room = [], size
     return [*chunks, b"".join(pending)] if pending else chunks
 
 
@@ -120,9 +125,9 @@ class Decoder:
     every message. Tensors that came raw are views of memory which nobody else uses.
     """
 
-    def __init__(self, of: Any, most: int | Callable[[], int]) -> None:
+    def __init__(self, of: Any, most: int | Callable[[], int], most_header: int = MOST_HEADER) -> None:
         self._header: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(of)
-        self._most = most
+        self._most, self._most_header = most, most_header
         self._refused = ""
         self._restart()
 
@@ -177,8 +182,8 @@ class Decoder:
                 f"the other side speaks protocol {protocol} and this one {PROTOCOL}; install the same version of "
                 "cutlayer on both"
             )
-        if header > MOST_HEADER:
-            raise WireError(f"a header of {header} bytes is too long; at most {MOST_HEADER} are read")
+        if header > self._most_header:
+            raise WireError(f"a header of {header} bytes is too long; at most {self._most_header} are read")
         most = self._most() if callable(self._most) else self._most
         if body > most:
             raise WireError(f"a body of {body} bytes is too long; at most {most} are expected now")

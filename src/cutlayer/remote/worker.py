@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutlayer.batches import Batching, Walk
 from cutlayer.errors import CutlayerError, LawError, WireError
-from cutlayer.kinds import KINDS, Kind
+from cutlayer.kinds import KINDS, Kind, Place
 from cutlayer.places import Clients, World
 from cutlayer.program import Program
 from cutlayer.reach import Reach
@@ -47,6 +47,7 @@ class Round:
     num_samples: int
     key: int
     never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
+    parcel: Callable[[int], Tree] | None = None  # what the fed server sends itself, where it is a process of its own
     slots: dict[int, PerClient] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,17 +104,29 @@ class Round:
                 self._set(out, clients.memory.keep(name, get(value), supply.count()))
             case c.Recall(out, name):
                 self._set(out, clients.memory.recall(name))
+            case c.Get(out):
+                self._set(out, self._value(self._parcel(supply.count())))
             case c.Free(slot):
                 self.slots.pop(slot, None)
             case c.Up(kinds, slots):
-                return self._leaving(kinds, slots)
+                return self._leaving(kinds, slots, "server")
+            case c.Deliver(kinds, slots):
+                supply.count()
+                return self._leaving(kinds, slots, "fed")
         return []
 
-    def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...]) -> list[Tree]:
+    def _parcel(self, number: int) -> Tree:
+        if self.parcel is None:
+            raise WireError("there is no fed server of its own that could send a parcel")
+        return self.parcel(number)
+
+    def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...], to: Place) -> list[Tree]:
         kinds = [find("kind", KIND_BY_NAME, name) for name in names]
         for kind in kinds:
             if kind.name in self.never:
                 raise LawError(f"this client never sends {kind.name}")
+            if self.parcel is not None and kind.home != to:
+                raise LawError(f"{kind.name} go to the {kind.home} server, and never to the {to} server")
         brought = self.clients.up(*(kind(self._get(slot)) for kind, slot in zip(kinds, slots, strict=True)))
         return [v.row(self.client) for v in (brought if isinstance(brought, tuple) else (brought,))]
 
@@ -183,4 +196,12 @@ def reason_of(error: BaseException) -> str:
 def walk_of(batching: Batching, client: int, num_samples: int, key: int) -> Callable[[Mapping[int, int]], Walk]:
     """The batches of one client that holds only its own samples, numbered from 0."""
     index = {client: np.arange(num_samples, dtype=np.int64)}
-    return lambda sizes: Walk(batching, index, key, sizes)
+    newest = Walk(batching, index, key, {})
+
+    def walk(sizes: Mapping[int, int]) -> Walk:
+        nonlocal newest
+        if newest.sizes != sizes:  # else it goes on, so that a pass is drawn once and not at every step
+            newest = Walk(batching, index, key, sizes)
+        return newest
+
+    return walk

@@ -1,0 +1,75 @@
+"""A device's stream to a fed server of its own: parcels come, and deliveries go."""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from cutlayer.remote.messages import Hello, Parcel, Ready, Welcome
+from cutlayer.remote.session import Reply
+from cutlayer.remote.stream import Left, Stream
+from cutlayer.remote.trees import build
+from cutlayer.tree import Tree
+
+SECONDS = 600.0  # that a parcel may take
+
+
+class Mailbox:
+    """Parcels by token and number, as they come."""
+
+    def __init__(self, stream: Stream, on_end: Callable[[], None]) -> None:
+        self._stream, self._on_end = stream, on_end  # the device leaves both servers, or none
+        self._messages = iter(stream)
+        self._session = -1
+        self._parcels: dict[tuple[int, int], Tree] = {}
+        self._end: Left | None = None
+        self._change = threading.Condition()
+
+    def opened(self, hello: Hello) -> Welcome:
+        """The fed server's welcome."""
+        self._stream.say(hello)
+        for message, _ in self._messages:
+            if isinstance(message, Welcome):
+                self._session = message.session
+                return message
+        raise Left("the fed server closed the connection", True)
+
+    def follow(self, ready: Ready) -> None:
+        self._stream.say(ready)
+        threading.Thread(target=self._listen, name="mailbox", daemon=True).start()
+
+    def parcel(self, token: int, number: int) -> Tree:
+        """A parcel of this attempt at the round, once it is there."""
+        with self._change:
+            self._change.wait_for(lambda: self._end is not None or (token, number) in self._parcels, SECONDS)
+            if (token, number) not in self._parcels:
+                raise self._end or Left("the fed server did not send what the training server said it would", True)
+            return self._parcels.pop((token, number))
+
+    def send(self, reply: Reply) -> None:
+        self._stream.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _listen(self) -> None:
+        try:
+            for message, tensors in self._messages:
+                if isinstance(message, Parcel):
+                    self._put(message, build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__))
+            end = Left("the fed server closed the connection", True)
+        except Left as left:
+            end = left
+        except Exception as error:  # whatever is wrong with a parcel, the device must hear of it
+            end = Left(f"the fed server sent something that cannot be used: {error}", True)
+        with self._change:
+            self._end = end
+            self._change.notify_all()
+        self._on_end()
+
+    def _put(self, parcel: Parcel, value: Tree) -> None:
+        with self._change:
+            # Of an older attempt at a round nobody wants anything any more.
+            self._parcels = {key: old for key, old in self._parcels.items() if key[0] == parcel.token}
+            self._parcels[parcel.token, parcel.number] = value
+            self._change.notify_all()

@@ -1,0 +1,38 @@
+"""The fed server's way to the training server, where each is a process of its own."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cutlayer.remote.certificates import Credentials
+from cutlayer.remote.peer import Peer
+from cutlayer.remote.stream import channel_to
+from cutlayer.remote.streams import MEET, follow_peer
+
+PAUSE = 1.0  # seconds between attempts
+GOODBYE_SECONDS = 5.0
+
+
+@contextmanager
+def meeting(peer: Peer, address: str, credentials: Credentials | None) -> Iterator[None]:
+    """A link to the training server for as long as this lasts; it is made again whenever it breaks."""
+    over = threading.Event()
+    thread = threading.Thread(target=_meet, args=(peer, address, credentials, over), name="meeting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        peer.leave()
+        thread.join(GOODBYE_SECONDS)  # what was said last is on its way
+
+
+def _meet(peer: Peer, address: str, credentials: Credentials | None, over: threading.Event) -> None:
+    while not over.is_set():
+        out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        channel = channel_to(address, "train", credentials)
+        requests = (chunk for chunks in iter(out.get, None) for chunk in chunks)
+        follow_peer(peer, channel.stream_stream(MEET)(requests), out)
+        channel.close()
+        over.wait(PAUSE)

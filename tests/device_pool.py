@@ -1,0 +1,309 @@
+"""Real devices for tests: warm processes that join servers, or serve, and that may be killed or frozen.
+
+A process takes seconds to start, so each pytest worker has a few that many tests share; one that was killed is replaced
+before it is needed. Whoever is asked to die at a moment does so by SIGKILL, as a power cut would end it, when it has
+sent, received or written so many things.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutlayer import checkpoint, run
+from cutlayer.config import Run
+from cutlayer.folder import Folder
+from cutlayer.remote import client, join, serve
+from cutlayer.remote.certificates import Credentials
+from cutlayer.remote.messages import Welcome
+from cutlayer.remote.office import Line, Office
+from cutlayer.remote.session import Device, Session
+from cutlayer.remote.status import Board
+from cutlayer.remote.stream import Stream
+
+PATIENCE = 60.0  # seconds for anything that a test waits for
+NEVER = 0  # no moment to die at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Some clients of one server, in one process."""
+
+    address: str
+    keys: Path | None  # the folder of the CA; None: plaintext
+    names: Sequence[str]
+    case: bool = False  # whether the server's run is a case of test_engines_agree, rather than a configuration
+    state: Path | None = None  # of what they keep
+    dies_at: int = NEVER  # the moment: of all of them, whatever they say or are asked is counted
+    by: int = signal.SIGKILL  # or SIGSTOP, which freezes them
+    gives_up_after: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A run to serve in this folder."""
+
+    run: Run
+    folder: Path
+    serving: serve.Serving
+    dies_at: int = NEVER  # the moment: letters, answers and writes are counted
+
+
+# -- in the process ------------------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Counts what happens in this process, and ends it when so much has happened."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin(NEVER)
+
+    def begin(self, last: int, by: int = signal.SIGKILL) -> None:
+        self.count, self._last, self._by = 0, last, by
+
+    def end(self) -> None:
+        os.kill(os.getpid(), self._by)
+
+    def is_last(self) -> bool:
+        """One more thing happens; whether it is the last."""
+        with self._lock:
+            self.count += 1
+            return self.count == self._last
+
+    def watch(self, owner: Any, name: str) -> None:
+        """Something happens whenever this function is called."""
+        old = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            if self.is_last():
+                self.end()
+            return old(*args, **options)
+
+        setattr(owner, name, counted)
+
+    def watch_writes(self) -> None:
+        """A checkpoint during which a process dies is half there."""
+        old = checkpoint._write
+
+        def write(path: Path, data: bytes) -> None:
+            if self.is_last():
+                path.write_bytes(data[: len(data) // 2])
+                self.end()
+            old(path, data)
+
+        checkpoint._write = write
+
+
+SERVER, CLIENT = Moments(), Moments()
+
+
+def work(orders: Connection) -> None:
+    """Do what comes through the pipe, each in threads of its own, until it closes."""
+    torch.set_num_threads(1)
+    logging.getLogger("cutlayer").setLevel(logging.CRITICAL)
+    client.FIRST_PAUSE, client.LONGEST_PAUSE = 0.05, 0.4
+    serve.POLL_SECONDS = 0.02
+    for owner, name in ((Line, "send"), (Office, "take"), (run, "append_line")):
+        SERVER.watch(owner, name)
+    SERVER.watch_writes()
+    CLIENT.watch(Session, "work")
+    CLIENT.watch(Stream, "say")
+    lock = threading.Lock()
+
+    def tell(word: str, value: Any) -> None:
+        with lock:
+            orders.send((word, value))
+
+    tell("ready", os.getpid())
+    while True:
+        try:
+            order = orders.recv()
+        except EOFError:
+            return
+        match order:
+            case Devices():
+                join_all(order, tell)
+            case Served():
+                threading.Thread(target=serve_it, args=(order, tell), daemon=True).start()
+
+
+def join_all(order: Devices, tell: Callable[[str, Any], None]) -> None:
+    CLIENT.begin(order.dies_at, order.by)
+    for name in order.names:
+        threading.Thread(target=join_one, args=(order, name, tell), daemon=True).start()
+
+
+def join_one(order: Devices, name: str, tell: Callable[[str, Any], None]) -> None:
+    keys = None if order.keys is None else Credentials.load(order.keys / "clients" / name)
+    state = None if order.state is None else order.state / name
+    guest = client.Guest(
+        address=order.address,
+        name=name,
+        credentials=keys,
+        plugins={},
+        ready=partial(case_device, state) if order.case else join.Place(data="digits", state=state).ready,
+        tells=lambda text: None,
+        gives_up_after=order.gives_up_after,
+    )
+    try:
+        tell("left", (name, client.stay(guest)))
+    except Exception as error:
+        tell("left", (name, f"{type(error).__name__}: {error}"))
+
+
+def case_device(state: Path | None, welcome: Welcome) -> Device:
+    """A client of one of the cases."""
+    from conftest import clients_of, images
+    from in_process import device
+    from test_engines_agree import CASES
+    from test_remote import method_of
+
+    case, _, shape = welcome.run.partition("/")
+    made = device(method_of(case, shape), images(), clients_of(), CASES[case].batching, welcome.client)
+    made.vault.folder = state
+    made.vault.load()
+    return made
+
+
+def serve_it(order: Served, tell: Callable[[str, Any], None]) -> None:
+    SERVER.begin(order.dies_at)
+    board = Board(name=order.run.name, method=order.run.method.name, rounds=order.run.rounds)
+    try:
+        serve.serve(
+            order.run, Folder(order.folder), order.serving, board, on_open=lambda address: tell("open", address)
+        )
+        tell("served", (board.snapshot(), SERVER.count))
+    except Exception as error:
+        tell("failed", f"{type(error).__name__}: {error}")
+
+
+# -- at the test ---------------------------------------------------------------------------------------------------
+
+LAST_WORDS = ("left", "served", "failed")
+
+
+class Process:
+    """One warm process."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._said: list[tuple[str, Any]] = []
+        self._warm = False
+        self._owed = 0  # last words, of each client and server
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def order(self, order: Devices | Served) -> None:
+        self._owed += len(order.names) if isinstance(order, Devices) else 1
+        self._orders.send(order)
+
+    def hear(self, word: str, seconds: float = PATIENCE) -> Any:
+        """The next thing of this name that the process says."""
+        end = time.monotonic() + seconds
+        while True:
+            for said in self._said:
+                if said[0] == word:
+                    self._said.remove(said)
+                    return said[1]
+            if self._said and self._said[-1][0] == "failed":
+                raise RuntimeError(self._said.pop()[1])
+            if not self._orders.poll(max(0.0, end - time.monotonic())):
+                raise TimeoutError(f"process {self.pid} said no {word!r} within {seconds:g} seconds, but {self._said}")
+            self._said.append(self._orders.recv())
+            self._owed -= self._said[-1][0] in LAST_WORDS
+
+    def wait_until_warm(self) -> None:
+        if not self._warm:
+            self.hear("ready")
+            self._warm = True
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait_until_frozen(self, seconds: float = PATIENCE) -> None:
+        state = Path(f"/proc/{self.pid}/stat")
+        wait_for(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", seconds)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def wait_for_death(self, seconds: float = PATIENCE) -> None:
+        self._process.join(seconds)
+        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
+
+    @property
+    def useful(self) -> bool:
+        """Whether another test may have it."""
+        return self._process.is_alive() and not self._owed
+
+
+class Pool:
+    """Warm processes, some of them in use."""
+
+    def __init__(self, spare: int) -> None:
+        self._spare = spare
+        self._free: list[Process] = []
+
+    @contextmanager
+    def some(self, number: int = 1) -> Iterator[list[Process]]:
+        """Processes for this test alone; those that have died, or have not ended what they began, do not come back."""
+        while len(self._free) < max(number, self._spare):
+            self._free.append(Process())
+        taken, self._free = self._free[:number], self._free[number:]
+        for process in taken:
+            process.wait_until_warm()
+        try:
+            yield taken
+        finally:
+            for process in taken:
+                self._take_back(process)
+            while len(self._free) < self._spare:  # warm by the time of the next test
+                self._free.append(Process())
+
+    def _take_back(self, process: Process) -> None:
+        if process.useful:
+            self._free.insert(0, process)
+        else:
+            process.kill()
+
+
+@cache
+def shared() -> Pool:
+    """The pool of this pytest worker; its processes end with it."""
+    return Pool(spare=2)
+
+
+def free_port() -> int:
+    """Of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Wait until this holds."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"it did not come to that within {seconds:g} seconds"
+        time.sleep(0.01)

@@ -1,0 +1,203 @@
+"""Specifies gRPC: every method over real streams with mutual TLS gives the loop engine's numbers, bytes and trips."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import SEED, images, run
+from device_pool import Devices, Pool, Process, Served, free_port, shared, wait_for
+from test_engines_agree import CASES, Outcome, must_agree, on_loop
+from test_remote import RUNS, method_of
+from torch import Tensor
+
+from cutlayer.batches import Batching
+from cutlayer.config import Choice, Run
+from cutlayer.folder import Folder
+from cutlayer.remote import streams
+from cutlayer.remote.certificates import Credentials
+from cutlayer.remote.deployment import Deployment
+from cutlayer.remote.key_folder import Asked, carry_out
+from cutlayer.remote.messages import Message, Work
+from cutlayer.remote.office import Office
+from cutlayer.remote.register import Register
+from cutlayer.remote.serve import Serving
+from cutlayer.remote.status import Board
+from cutlayer.remote.streams import OVER, House, listen
+from cutlayer.remote.wire import encode
+from cutlayer.run import execute
+
+FEW = ["fedavg", "sfl_v1", "smofi", "hosfl"]
+CLIENTS = 5
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return shared()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "ca"
+    carry_out(folder, Asked(clients=str(CLIENTS)))
+    return folder
+
+
+Gather = Callable[[Office, int], tuple[int, ...]]
+Opened = tuple[Deployment, str]
+
+
+def everybody(office: Office, _: int) -> tuple[int, ...]:
+    wait_for(lambda: len(office.lines()) == CLIENTS)
+    return tuple(office.lines())
+
+
+@contextmanager
+def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = everybody) -> Iterator[Opened]:
+    """A server of one of the cases, and its address."""
+    method, office = method_of(case, shape), Office()
+    register = Register.read(keys / "train" / "clients.toml")
+    house = House(
+        office=office,
+        run=f"{case}/{shape}",
+        number_of=register.number,
+        check=lambda ready: None,
+        plugins={},
+        doorkeeper=board,
+        secure=True,
+    )
+    server, port = listen("127.0.0.1:0", Credentials.load(keys / "train"), house, CLIENTS)
+
+    there = Deployment(
+        method=method,
+        office=office,
+        sample=images().take([0, 1]),
+        batching=CASES[case].batching,
+        seed=SEED,
+        deadline=30,
+        gather=partial(gather, office),
+        watcher=board,
+    )
+    try:
+        yield there, f"127.0.0.1:{port}"
+    finally:
+        for line in office.lines().values():
+            office.leave(line.client, line.session, OVER)
+        server.stop(2).wait(2)
+
+
+def remotely(case: str, shape: str, keys: Path, process: Process, board: Board, rounds: int = 2) -> Outcome:
+    names = [f"client-{i + 1}" for i in range(CLIENTS)]
+    with opened(case, shape, keys, board) as (there, address):
+        process.order(Devices(address=address, keys=keys, names=names, case=True))
+        outcome = Outcome(run(there, rounds), there.ledger)  # type: ignore[arg-type]
+    assert sorted(process.hear("left") for _ in names) == [(name, OVER) for name in names]
+    return outcome
+
+
+def board_of(case: str) -> Board:
+    return Board(name=case, method=CASES[case].name, rounds=2)
+
+
+def check(case: str, shape: str, keys: Path, pool: Pool) -> None:
+    with pool.some() as (process,):
+        found = remotely(case, shape, keys, process, board_of(case))
+    must_agree(found, on_loop(case, "momentum", shape, torch.float64), 0.0)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_streams_give_the_loop_engines_numbers(case: str, keys: Path, pool: Pool) -> None:
+    check(case, "two-part", keys, pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "shape"), [pair for pair in RUNS if pair not in [(c, "two-part") for c in FEW]])
+def test_so_does_every_method(case: str, shape: str, keys: Path, pool: Pool) -> None:
+    check(case, shape, keys, pool)
+
+
+# -- the lazy queue --------------------------------------------------------------------------------
+
+STEPS = (3, 5, 2, 5, 1)  # mini-batches of the clients in a round
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "trips"),
+    [
+        ("fedavg", "two-part", [1] * CLIENTS),
+        ("sfl_v1", "two-part", [steps + 1 for steps in STEPS]),  # one a mini-batch, and the model at the end
+        ("sfl_v1", "u-shaped", [2 * steps + 1 for steps in STEPS]),
+        ("hosfl", "two-part", [2] * CLIENTS),  # its round is one mini-batch
+    ],
+)
+def test_round_trips(case: str, shape: str, trips: list[int], keys: Path, pool: Pool) -> None:
+    board = board_of(case)
+    with pool.some() as (process,):
+        outcome = remotely(case, shape, keys, process, board, rounds=1)
+    assert [c.round_trips for c in board.snapshot().clients.values()] == trips
+    assert [outcome.ledger.trips[j] for j in range(CLIENTS)] == trips
+
+
+def test_a_list_of_commands_that_repeats_is_sent_once(keys: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Work] = []
+
+    def noted(message: Message, tensors: Sequence[Tensor] = ()) -> list[bytes]:
+        if isinstance(message, Work):
+            sent.append(message)
+        return encode(message, tensors)
+
+    monkeypatch.setattr(streams, "encode", noted)
+    with pool.some() as (process,):
+        remotely("smofi", "two-part", keys, process, board_of("smofi"))
+    by_session = {session: [w for w in sent if w.session == session] for session in {w.session for w in sent}}
+    counts = sorted((len(works), sum(w.commands is not None for w in works)) for works in by_session.values())
+    assert counts == [(6, 3), (10, 5), (14, 7), (22, 9), (22, 9)]  # letters, and those with a list
+    assert [w for w in sent if w.round == 1 and w.commands is not None] == []
+
+
+# -- many clients ----------------------------------------------------------------------------------
+
+MANY = 100
+
+
+@pytest.mark.slow
+def test_a_hundred_clients_complete_rounds(pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    carry_out(tmp_path / "ca", Asked(clients=str(MANY)))
+    run = Run(
+        name="many",
+        clients=MANY,
+        partition=Choice("iid"),
+        model=Choice("cnn", {"width": 4}),
+        batching=Batching(size=4, steps=3),
+        rounds=5,
+        engine="loop",
+    )
+    order = Served(
+        run=run,
+        folder=tmp_path / "served",
+        serving=Serving(listen=f"127.0.0.1:{free_port()}", keys=tmp_path / "ca" / "train"),
+    )
+    names = [f"client-{i + 1:03}" for i in range(MANY)]
+    with pool.some(3) as (server, *clients):
+        server.order(order)
+        server.hear("open")
+        for process, some in zip(clients, (names[:50], names[50:]), strict=True):
+            process.order(Devices(address=order.serving.listen, keys=tmp_path / "ca", names=some))
+        status, _ = server.hear("served", seconds=300)
+        assert sorted(process.hear("left") for process in clients for _ in names[:50]) == [(n, OVER) for n in names]
+        memory = psutil.Process(server.pid).memory_info().rss
+    execute(run, Folder(tmp_path / "simulated"))
+    served, simulated = Folder(order.folder), Folder(tmp_path / "simulated")
+    assert served.metrics.read_bytes() == simulated.metrics.read_bytes()
+    assert served.model.read_bytes() == simulated.model.read_bytes()
+    assert {(c.state, c.round_trips, c.rejoined) for c in status.clients.values()} == {("done", 20, 0)}
+    assert memory < 2**30
+    seconds = [line["seconds"] for line in served.times()]
+    with capsys.disabled():
+        print(
+            f"\n{MANY} clients: {min(seconds[1:]):.2f} to {max(seconds[1:]):.2f} s a round of 4 round trips, "
+            f"{memory / 2**20:.0f} MiB at the server, {status.bytes_up} bytes up, {status.bytes_down} down"
+        )

@@ -1,0 +1,154 @@
+"""Specifies the commands as a user runs them: keys, serve and join, each in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bad_network import bad_network
+from conftest import using
+from device_pool import free_port, wait_for
+from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
+
+from cutlayer import config
+from cutlayer.config import Run
+from cutlayer.folder import Folder
+
+CUTLAYER = [sys.executable, "-m", "cutlayer"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SECONDS = 240.0  # for a command to end
+TWO = replace(RUN, clients=2)
+
+pytestmark = pytest.mark.slow
+
+
+class Command:
+    """A command under way."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and all that it has said; no user is ever shown a traceback."""
+        out, err = self._process.communicate(timeout=SECONDS)
+        assert "Traceback" not in out + err, out + err
+        return self._process.returncode, out + err
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+class Party:
+    """A run, its keys, and the commands of its server and its devices."""
+
+    def __init__(self, run: Run, path: Path, stack: ExitStack, host: str = "127.0.0.1") -> None:
+        self.path, self._stack = path, stack
+        self.file = path / f"{run.name}.toml"
+        self.file.write_text(config.dumps(run), encoding="utf-8")
+        self.address = f"{host}:{free_port()}"
+        self.folder = Folder(path / "runs" / run.name)
+        keys = [*CUTLAYER, "keys", str(path / "ca"), "--clients", "ann,bob"]
+        done = subprocess.run(keys, capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+
+    def command(self, arguments: Sequence[str]) -> Command:
+        command = Command(arguments)
+        self._stack.callback(command.kill)
+        return command
+
+    def serve(self, *more: str) -> list[str]:
+        ours = ["--keys", str(self.path / "ca" / "train"), "--listen", self.address, "--out", str(self.path / "runs")]
+        return [*CUTLAYER, "serve", str(self.file), "--quiet", *ours, *more]
+
+    def join(self, name: str, *more: str) -> list[str]:
+        ours = ["--keys", str(self.path / "ca" / "clients" / name), "--data", "digits", "--quiet"]
+        return [*CUTLAYER, "join", self.address, *ours, *more]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_keys_serve_and_two_joins(stack: ExitStack, tmp_path: Path) -> None:
+    party = Party(TWO, tmp_path, stack)
+    server = party.command(party.serve())
+    clients = [party.command(party.join(name)) for name in ("ann", "bob")]
+    assert server.end() == (0, f"3 rounds done; the model is in {party.folder.model}\n")
+    assert [client.end() for client in clients] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+    assert outcome(party.folder.path) == simulated(TWO, tmp_path / "simulated")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_says_what_is_saved_and_goes_on_by_the_same_command(
+    number: int, stack: ExitStack, tmp_path: Path
+) -> None:
+    party = Party(replace(TWO, rounds=2000), tmp_path, stack)
+    server = party.command(party.serve("--patience", "2"))
+    ann, bob = (party.command(party.join(name)) for name in ("ann", "bob"))
+    wait_for(lambda: party.folder.metrics.exists() and len(party.folder.history()) >= 2)
+    bob.send(number)
+    kept = tmp_path / "ca" / "clients" / "bob" / "state"
+    assert bob.end() == (130, f"bob left the run; what it keeps is in {kept}; join again with the same command\n")
+    server.send(number)
+    code, words = server.end()
+    done = max(party.folder.store.rounds())
+    print(words)
+    assert code == 130
+    check_checkpoints(party.folder.path)
+    server = party.command(party.serve("--set", f"rounds={done + 2}"))
+    bob = party.command(party.join("bob"))
+    assert server.end() == (0, f"{done + 2} rounds done; the model is in {party.folder.model}\n")
+    assert [ann.end(), bob.end()] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+
+
+def test_a_device_that_finds_no_server_gives_up_when_told_to(stack: ExitStack, tmp_path: Path) -> None:
+    party = Party(TWO, tmp_path, stack)
+    code, words = party.command(party.join("ann", "--give-up", "1")).end()
+    print(words)
+    assert code == 2
+    assert f"no server at {party.address} for 1 seconds: no connection to {party.address} (" in words
+
+
+def test_a_revoked_device_is_told_so_and_does_not_try_again(stack: ExitStack, tmp_path: Path) -> None:
+    party = Party(TWO, tmp_path, stack)
+    done = subprocess.run([*CUTLAYER, "keys", str(tmp_path / "ca"), "--revoke", "bob"], env=ENVIRONMENT)
+    assert done.returncode == 0
+    party.command(party.serve())
+    code, words = party.command(party.join("bob")).end()
+    assert code == 2
+    assert "the server refuses this client: client 'bob' was revoked and may not join" in words
+
+
+# -- a bad network ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sfl_v1", "smofi", "hosfl"])
+def test_a_bad_network_changes_no_number(method: str, stack: ExitStack, tmp_path: Path) -> None:
+    """2 % loss, 100 ms and 10 Mbit/s, and nothing at all for three seconds in the middle."""
+    run = replace(using(TWO, method), rounds=6)
+    with bad_network(loss=0.02, delay_ms=100, rate_mbit=10) as network:
+        party = Party(run, tmp_path, stack, network.server_ip)
+        server = party.command(network.server_command(party.serve()))
+        clients = [party.command(network.client_command(party.join(name))) for name in ("ann", "bob")]
+        wait_for(lambda: party.folder.metrics.exists() and len(party.folder.history()) >= 2, SECONDS)
+        network.set(cut=True)
+        time.sleep(3.0)
+        network.set(cut=False)
+        assert server.end()[0] == 0
+        assert [client.end()[0] for client in clients] == [0, 0]
+    assert outcome(party.folder.path) == simulated(run, tmp_path / "simulated")

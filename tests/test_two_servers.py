@@ -1,0 +1,71 @@
+"""Specifies two servers with two owners: the numbers of one process, and nobody who holds both halves of anything."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conftest import SEED, agree, clients_of, images
+from test_engines_agree import CASES, on_loop, plain
+from test_remote import RUNS, method_of
+from torch import Tensor
+from two_servers import Halves, Said, trained_apart
+
+from cutlayer import tree
+from cutlayer.remote.messages import Answer, Parcel, Work
+
+QUICK = ("fedavg", "fednag", "sl", "hosfl", "mu_splitfed", "hasfl own cuts")
+
+
+@cache
+def halves(case: str, shape: str) -> Halves:
+    methods = {name: method_of(case, shape) for name in ("train", "fed", "clients")}
+    return trained_apart(methods, images(), clients_of(), batching=CASES[case].batching, seed=SEED)
+
+
+def here(value: Any) -> list[Tensor]:
+    return [a for a in tree.tensors(plain(value)) if not a.is_meta]
+
+
+def must_have_the_numbers_of_one(case: str, shape: str) -> None:
+    found, expected = halves(case, shape), on_loop(case, "momentum", shape, torch.float64).state
+    agree(here(found.train.server), tree.tensors(plain(expected.server)), tol=0.0)
+    agree(here(found.fed.client), tree.tensors(plain(expected.client)), tol=0.0)
+    assert here(found.train.client) == [] and here(found.fed.server) == []
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_two_servers_together_have_the_numbers_of_one(case: str) -> None:
+    must_have_the_numbers_of_one(case, "two-part")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "shape"), [run for run in RUNS if run not in [(case, "two-part") for case in QUICK]])
+def test_so_they_have_for_every_method(case: str, shape: str) -> None:
+    must_have_the_numbers_of_one(case, shape)
+
+
+def contents(said: list[Said], kind: type) -> set[bytes]:
+    """What tensors said, of those that are long enough to be told from others."""
+    tensors = [a for s in said if isinstance(s.message, kind) for a in s.tensors if a.numel() > 3 and a.any()]
+    return {a.contiguous().numpy().tobytes() for a in tensors}
+
+
+@pytest.mark.parametrize("case", ["sfl_v1", "hasfl own cuts", "hosfl", "zo_sfl"])
+def test_nobody_sees_both_a_clients_layers_and_what_comes_out_of_them(case: str) -> None:
+    said = halves(case, "two-part").said
+    layers, at_the_cut = contents(said["fed"], Answer), contents(said["train"], Answer) | contents(said["train"], Work)
+    between = contents(said["peer"], object)
+    assert layers and at_the_cut
+    assert not layers & at_the_cut  # each went to one server only ...
+    assert not (layers | contents(said["train"], Answer)) & between  # ... which did not hand it on
+    if case != "hasfl own cuts":  # whose layers between the cuts start from the same aggregate at both servers
+        assert not between and not contents(said["fed"], Parcel) & at_the_cut
+
+
+def test_a_client_sends_each_kind_only_to_its_home() -> None:
+    said = halves("sfl_v1", "two-part").said
+    images_and_models = {s.message.tensors for server in ("train", "fed") for s in said[server]}
+    assert images_and_models == {()}  # forms are the wire's business
+    delivered = [s for s in said["fed"] if isinstance(s.message, Answer)]
+    assert len(delivered) == 2 * len(clients_of())  # one model a client and round, and nothing else
