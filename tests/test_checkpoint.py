@@ -133,7 +133,7 @@ def test_loaded_tensors_outlive_the_file(store: Store) -> None:
     assert_same(content, some_state(1))
 
 
-class Pair(NamedTuple):
+class Couple(NamedTuple):
     left: Any
     right: Any
 
@@ -148,14 +148,14 @@ def test_further_classes_must_be_registered(tmp_path: Path) -> None:
         "a checkpoint cannot hold the Wrapper at /memory/0; "
         "use tensors, plain numbers, strings, lists, tuples, dicts or a registered class."
     )
-    assert register(Pair) is Pair
-    register(Pair)
-    Store(tmp_path).save(0, Pair(torch.ones(2), Pair(1, None)), {})
-    assert_same(Store(tmp_path).load()[0], Pair(torch.ones(2), Pair(1, None)))
+    assert register(Couple) is Couple
+    register(Couple)
+    Store(tmp_path).save(0, Couple(torch.ones(2), Couple(1, None)), {})
+    assert_same(Store(tmp_path).load()[0], Couple(torch.ones(2), Couple(1, None)))
 
     with pytest.raises(CheckpointError) as caught:
-        register(namedtuple("Pair", ["left"]))
-    assert str(caught.value) == "two classes named 'Pair' cannot both be stored; rename one of them."
+        register(namedtuple("Couple", ["left"]))
+    assert str(caught.value) == "two classes named 'Couple' cannot both be stored; rename one of them."
 
 
 def test_a_class_that_has_changed_is_named() -> None:

@@ -38,7 +38,48 @@ RUN_OPTIONS = {
     "--json",
 }
 FROZEN = {
-    "run": RUN_OPTIONS | {"--only", "--dry-run"},
+    "run": RUN_OPTIONS | {"--only", "--dry-run", "--plugin"},
+    "keys": {"folder", "--clients", "--server", "--days", "--renew", "--revoke", "--json"},
+    "serve": {
+        "what",
+        "--keys",
+        "--listen",
+        "--insecure",
+        "--role",
+        "--train",
+        "--deadline",
+        "--patience",
+        "--least",
+        "--packing",
+        "--test",
+        "--plugin",
+        "--data",
+        "--out",
+        "--set",
+        "--overwrite",
+        "--metrics-port",
+        "--log-file",
+        "--quiet",
+    },
+    "join": {
+        "address",
+        "--data",
+        "--train",
+        "--fed",
+        "--keys",
+        "--insecure",
+        "--name",
+        "--config",
+        "--never",
+        "--allow-raw",
+        "--private-seed",
+        "--state",
+        "--device",
+        "--give-up",
+        "--plugin",
+        "--data-root",
+        "--quiet",
+    },
     "compare": {
         "paths",
         "--target",
@@ -170,7 +211,8 @@ def test_version_and_help(say: Any) -> None:
 def test_imports_stay_light() -> None:
     code = (
         "import sys\n"
-        "def heavy(): return [m for m in ('typer', 'rich', 'matplotlib', 'scipy') if m in sys.modules]\n"
+        "def heavy(): return [m for m in ('typer', 'rich', 'matplotlib', 'scipy', 'grpc', 'ray', 'cryptography')"
+        " if m in sys.modules]\n"
         "import cutlayer; print(heavy()); import cutlayer.cli; print(heavy())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

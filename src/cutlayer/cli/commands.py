@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import cutlayer
-from cutlayer import figures, report
+from cutlayer import figures, plugins, report
 from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
 from cutlayer.cli.choose import chosen
@@ -29,6 +29,7 @@ from cutlayer.cli.options import (
     Out,
     Overwrite,
     PaperConvention,
+    Plugins,
     Quiet,
     Resume,
     Rounds,
@@ -96,6 +97,7 @@ def run(
     ] = None,
     scale: Scale = None,
     settings: Settings = None,
+    plugin: Plugins = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their settings, train none.")] = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -110,6 +112,7 @@ def run(
         rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
         resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
+    plugins.load(plugin or [])
     originals = chosen(launch.named(what), only or [], what)
     runs = launch.prepared(originals, orders, what)
     if dry_run:

@@ -97,6 +97,7 @@ class Deployment:
             except (Deserted, TooFew) as error:
                 log.warning("%s; it is tried again", error)
                 self.ledger.restore(ledger)
+                self._dismiss_all()
                 continue
             self.memory = kept
             return after
@@ -139,6 +140,12 @@ class Deployment:
         after = self.method.round(state, Clients(world, ids), server, fed)
         remote.finish()
         return after
+
+    def _dismiss_all(self) -> None:
+        """After a round that failed nobody knows who keeps what of it: all join again, and state it anew."""
+        for line in self.office.lines().values():
+            if line.noted:
+                self.office.leave(line.client, line.session, "the round failed, and begins again")
 
     def _begun(self, number: int, key: int, kept: Statements) -> tuple[RoundId, dict[int, int]]:
         """This attempt at a round, and the clients that take part with their numbers of samples."""

@@ -89,7 +89,7 @@ class Fleet(Loop):
 class Believing(Remote):
     """Clients of one's own: nothing that they send is doubted, and what goes wrong at one of them ends the run."""
 
-    def _read(self, letter: Letter, event: Answered) -> list[Tree]:
+    def read(self, letter: Letter, event: Answered) -> list[Tree]:
         answer = event.answer
         if isinstance(answer, Refusal):
             if answer.where == GONE:

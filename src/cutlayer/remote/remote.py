@@ -59,7 +59,7 @@ class Remote:
             ids=self.ids,
             deadline=self.deadline,
             kept=self.kept,
-            read=self._read,
+            read=self.read,
             watcher=self.watcher,
             peer=self.peer,
             resend=self._parcels.again,
@@ -150,7 +150,8 @@ class Remote:
         orders = [[j for b in p.value.blocks for j in b.ids if j in came] for p in parcels]
         return Brought(answered, [[_block(j, came[j][k]) for j in order] for k, order in enumerate(orders)])
 
-    def _read(self, letter: Letter, event: Answered) -> list[Tree]:
+    def read(self, letter: Letter, event: Answered) -> list[Tree]:
+        """The values of an answer; WireError if they cannot be used."""
         answer = event.answer
         if isinstance(answer, Refusal):
             raise WireError(f"it refuses: {answer.where}: {answer.reason}")
