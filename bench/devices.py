@@ -35,7 +35,7 @@ class Case:
     clients: int = 4
     batch: int = 32
     steps: int = 4  # in a round
-    turns: int = 5
+    turns: int = 3
 
     @property
     def name(self) -> str:

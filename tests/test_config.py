@@ -28,7 +28,7 @@ REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
     "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, method, model, name, "
-    "optimiser, partition, per_client, per_round, rounds, "
+    "optimiser, partition, per_client, per_round, rounds, sample, "
     "seed, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",

@@ -17,12 +17,12 @@ from device_pool import free_port, wait_for
 from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
 
 from cutlayer import config
+from cutlayer.cli.launch import folder_of
 from cutlayer.config import Run
-from cutlayer.folder import Folder
 
 CUTLAYER = [sys.executable, "-m", "cutlayer"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-SECONDS = 240.0  # for a command to end
+SECONDS = 90.0  # for a command to end
 TWO = replace(RUN, clients=2)
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ class Party:
         self.file = path / f"{run.name}.toml"
         self.file.write_text(config.dumps(run), encoding="utf-8")
         self.address = f"{host}:{free_port()}"
-        self.folder = Folder(path / "runs" / run.name)
+        self.folder = folder_of(run, path / "runs")
         keys = [*CUTLAYER, "keys", str(path / "ca"), "--clients", "ann,bob"]
         done = subprocess.run(keys, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr

@@ -26,6 +26,17 @@ from cutlayer.values import Block, PerClient
 
 KIND_BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 MOST_SLOTS = 10_000
+# Whatever a list of commands may bring about, short of a device that is out of memory or a connection that is gone.
+REFUSED = (
+    CutlayerError,
+    LookupError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
 
 
 class Trouble(CutlayerError):
@@ -68,7 +79,7 @@ class Round:
         for place, command in enumerate(commands):
             try:
                 leaving += self._run(command, supply)
-            except (LawError, WireError, KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+            except REFUSED as error:
                 raise Trouble(f"command {place + 1} ({described(command)})", reason_of(error)) from error
         supply.check_empty()
         return leaving

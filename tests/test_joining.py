@@ -1,0 +1,274 @@
+"""Specifies what a device brings to a run, and what it refuses: methods, runs and plugins that it did not agree to."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cutlayer import build, config, keys, methods, models, plugins
+from cutlayer.config import Choice, Run
+from cutlayer.data.sample import Sample
+from cutlayer.errors import ConfigError, CutlayerError, DataError, LinkError
+from cutlayer.kinds import GRADIENTS, LABELS, MODEL, STATISTICS
+from cutlayer.program import Program
+from cutlayer.remote import commands as c
+from cutlayer.remote.join import Place, leaving
+from cutlayer.remote.messages import Hello, Welcome, Work
+from cutlayer.remote.serve import Serving
+from cutlayer.remote.session import Session
+from cutlayer.remote.streams import _check_plugins, _check_version
+from cutlayer.remote.trees import flatten
+from cutlayer.remote.worker import Trouble
+
+RUN = Run(clients=4, rounds=2)
+
+
+def welcome(run: Run = RUN, client: int = 1) -> Welcome:
+    return Welcome(session=7, client=client, run=config.dumps(run), packing="raw")
+
+
+def refusal(place: Place, run: Run = RUN, client: int = 1) -> str:
+    with pytest.raises(CutlayerError) as caught:
+        place.ready(welcome(run, client))
+    return str(caught.value)
+
+
+def test_a_device_takes_its_share_of_a_named_data_set_as_the_run_deals_it() -> None:
+    whole = build.dealt(RUN)
+    device = Place(data="digits").ready(welcome(client=2))
+    assert torch.equal(device.data.y, whole.data.y[whole.partition.clients[2]])
+    assert device.batching == RUN.batching and device.client == 2
+
+
+def test_a_device_is_made_once_for_a_run_and_again_for_another() -> None:
+    place = Place(data="digits")
+    first = place.ready(welcome())
+    assert place.ready(welcome()) is first
+    assert place.ready(welcome(replace(RUN, seed=5))) is not first
+
+
+def test_a_device_reads_its_own_file_as_the_run_says(tmp_path: Path) -> None:
+    x, y = np.full((5, 1, 8, 8), 51, dtype=np.uint8), np.arange(5)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    sample = Sample(shape=(1, 8, 8), classes=10, mean=(0.1,), std=(0.5,))
+    device = Place(data=str(tmp_path / "mine.npz")).ready(welcome(replace(RUN, sample=sample)))
+    assert torch.allclose(device.data.x, torch.full((5, 1, 8, 8), 0.2))  # 51 of 255, less the mean, by the deviation
+    assert device.data.y.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_leaves_is_what_the_methods_functions_give() -> None:
+    names = {name: leaving(Program(method_of(replace(RUN, method=Choice(name))))) for name in ("fedavg", "hosfl")}
+    assert names["fedavg"] == [MODEL, STATISTICS]
+    assert LABELS in names["hosfl"] and GRADIENTS not in names["hosfl"] and MODEL not in names["hosfl"]
+
+
+def method_of(run: Run) -> methods.Method:
+    data = build.dealt(run).data.take([0, 1])
+    return build.method(run, build.model_of(run, data))
+
+
+REFUSED = {
+    "labels": (
+        Place(data="digits", never=frozenset({"labels"})),
+        RUN,
+        "this run's method sends labels, which this device never does",
+    ),
+    "raw inputs": (
+        Place(data="digits"),
+        replace(RUN, cut=0),
+        "this run leaves no layer at the clients, so their raw inputs would leave as activations; join with "
+        "--allow-raw if that is meant",
+    ),
+    "no such data": (
+        Place(data="nowhere.npz"),
+        RUN,
+        "there is no file or folder nowhere.npz, and no data set of that name; check --data",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_device_refuses_what_it_did_not_agree_to(case: str) -> None:
+    place, run, message = REFUSED[case]
+    assert refusal(place, run) == message
+
+
+def test_labels_stay_where_the_split_is_u_shaped() -> None:
+    shaped = replace(RUN, head=3)
+    assert Place(data="digits", never=frozenset({"labels"})).ready(welcome(shaped)).client == 1
+
+
+def test_raw_inputs_leave_only_if_the_device_says_so() -> None:
+    assert Place(data="digits", raw=True).ready(welcome(replace(RUN, cut=0))).client == 1
+
+
+def test_a_kind_that_there_is_not_is_refused_at_once() -> None:
+    with pytest.raises(CutlayerError, match="unknown kind 'label'; did you mean 'labels'"):
+        Place(data="digits", never=frozenset({"label"}))
+
+
+def test_a_device_that_names_its_run_takes_part_in_no_other(tmp_path: Path) -> None:
+    agreed = tmp_path / "run.toml"
+    agreed.write_text("clients = 4\nrounds = 2\n")
+    place = Place(data="digits", config=agreed)
+    assert place.ready(welcome()).client == 1
+    assert refusal(place, replace(RUN, method=Choice("fedavg"))) == (
+        f"the server's run is not the one in {agreed}: method is {{'name': 'fedavg'}} there and {{'name': 'sfl_v1'}} "
+        "here; ask who runs the server"
+    )
+
+
+def test_a_client_without_a_share_is_told() -> None:
+    assert refusal(Place(data="digits"), client=9) == "digits is dealt to 4 clients, and this one is number 9"
+
+
+# -- private seeds -----------------------------------------------------------------------------------------------------
+
+
+def own_seed(secret: str | None) -> int:
+    device = Place(data="digits", secret=secret).ready(welcome())
+    session = Session(device, 7)
+    round_ = session._round_of(_work())
+    round_.run((c.Own(0),), [3], [])
+    return int(flatten(round_.slots[0].blocks[0].tree).tensors[0])
+
+
+def _work() -> Work:
+    return Work(session=7, number=1, round=0, key=11, token=1, begins=True, list=0, commands=(), numbers=())
+
+
+def test_a_secret_of_its_own_hides_a_devices_seeds_from_everybody_else() -> None:
+    assert own_seed(None) == keys.fold(11, "own", 3, 1)  # what a server can compute, too
+    assert len({own_seed(None), own_seed("a"), own_seed("b")}) == 3
+    assert own_seed("a") == own_seed("a")
+
+
+# -- what a client refuses in the middle of a run ----------------------------------------------------------------------
+
+
+def test_a_server_cannot_ask_for_raw_data_or_for_what_is_not_declared() -> None:
+    device = Place(data="digits").ready(welcome())
+    round_ = Session(device, 7)._round_of(_work())
+    round_.run((c.Batch(0, 1),), [4, 0, 5], [])
+    refused: list[tuple[c.AnyCommand, str]] = [
+        (
+            c.Up(("activations",), (0,)),
+            "command 1 (up): client 1 refuses to send activations: the value was not made by a function of SplitFed "
+            "that gives activations (it gives nothing that may leave whole)",
+        ),
+        (
+            c.Do(2, "__init__", (0,)),
+            "command 1 (do __init__): unknown function '__init__'; known: client.begin, client.both_ends, "
+            "client.forward, client.head_loss, client.squared_norm, client.update, client.with_norm.",
+        ),
+        (c.Field(2, 0, "__class__"), "command 1 (field __class__): a Tensor has no field '__class__'"),
+        (c.Get(2), "command 1 (get): there is no fed server of its own that could send a parcel"),
+        (
+            c.Put(2, ["os.system", []]),
+            "command 1 (put): it holds a os.system, which this version of cutlayer does not know",
+        ),
+    ]
+    for command, message in refused:
+        with pytest.raises(Trouble) as caught:
+            round_.run((command,), [1] if isinstance(command, c.Get) else [], [])
+        assert str(caught.value) == message
+
+
+# -- plugins -----------------------------------------------------------------------------------------------------------
+
+PLUGIN = """
+from cutlayer.methods import sfl_v1
+
+def mine(*, model, client_opt, server_opt):
+    return sfl_v1(model=model, client_opt=client_opt, server_opt=server_opt, sync="step")
+
+METHODS = {"mine": mine}
+"""
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """The registries as they were."""
+    before = dict(methods.METHODS), dict(models.MODELS)
+    yield
+    for table, entries in zip((methods.METHODS, models.MODELS), before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+def test_a_plugin_brings_methods_and_its_hash(tmp_path: Path, restored: None) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(PLUGIN)
+    assert {name: len(digest) for name, digest in plugins.load([file]).items()} == {"own.py": 64}
+    run = config.changed(Run(), {"method": "mine", "clients": 4}, "own.toml")
+    assert Place(data="digits").ready(welcome(run)).program.name == "SplitFed"
+
+
+def broken(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plugins.load([path])
+    return str(caught.value)
+
+
+def test_a_plugin_that_cannot_be_used_is_told_of(tmp_path: Path, restored: None) -> None:
+    missing, wrong, taken = tmp_path / "missing.py", tmp_path / "wrong.py", tmp_path / "taken.py"
+    assert broken(missing) == f"the plugin {missing} cannot be read: No such file or directory"
+    wrong.write_text("METHODS = 3")
+    assert broken(wrong) == f"METHODS of the plugin {wrong} must be a dict of names and functions"
+    wrong.write_text("1 / 0")
+    assert broken(wrong) == f"the plugin {wrong} cannot be loaded: ZeroDivisionError: division by zero"
+    taken.write_text("METHODS = {'sfl_v1': print}")
+    assert broken(taken) == (f"the plugin {taken} has 'sfl_v1' in METHODS, which there is already; choose another name")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        ({}, {"own.py": "a"}, "this run needs the plugin own.py; join with --plugin own.py"),
+        ({"own.py": "a"}, {}, "the client has the plugin own.py, which this run does not use; leave it out"),
+        (
+            {"own.py": "a"},
+            {"own.py": "b"},
+            "the plugin own.py is not the same on both sides; copy the server's to the client",
+        ),
+    ],
+)
+def test_plugins_must_be_the_same_on_both_sides(theirs: dict[str, str], ours: dict[str, str], message: str) -> None:
+    with pytest.raises(LinkError) as caught:
+        _check_plugins(theirs, ours)
+    assert str(caught.value) == message
+    _check_plugins(ours, ours)
+
+
+def test_another_protocol_is_told_of_with_both_versions() -> None:
+    with pytest.raises(LinkError, match=r"the client speaks protocol 2 \(cutlayer 9.9\) and this server 1 \(cutlayer"):
+        _check_version(Hello(protocol=2, version="9.9", name="ann", plugins={}))
+
+
+# -- settings of a server ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline": 0}, "deadline is 0"),
+        ({"patience": -1.0}, "patience is -1.0; it must be at least 0 seconds"),
+        ({"least": 0}, "least is 0; a round needs at least 1 client"),
+        ({"role": "trane"}, "unknown role 'trane'; did you mean 'train'?"),
+        ({"packing": "fp16"}, "unknown packing 'fp16'; did you mean 'bf16'?"),
+        ({"role": "fed"}, "a fed server of its own needs to know the training server, and only that one: --train"),
+    ],
+)
+def test_a_server_refuses_settings_that_make_no_sense(options: dict[str, object], message: str) -> None:
+    with pytest.raises(CutlayerError) as caught:
+        Serving(**options)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_data_of_another_shape_are_refused_at_the_device(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((5, 8, 8, 1), dtype=np.float32), y=np.arange(5))
+    with pytest.raises(DataError, match="shape"):
+        Place(data=str(tmp_path / "mine.npz")).ready(welcome(replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10))))
