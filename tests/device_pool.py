@@ -215,6 +215,7 @@ class Process:
 
     def order(self, order: Devices | Served) -> None:
         self._owed += len(order.names) if isinstance(order, Devices) else 1
+        self._said = [said for said in self._said if said[0] != "open"]  # of an earlier server
         self._orders.send(order)
 
     def hear(self, word: str, seconds: float = PATIENCE) -> Any:
@@ -261,15 +262,15 @@ class Process:
 class Pool:
     """Warm processes, some of them in use."""
 
-    def __init__(self, spare: int) -> None:
-        self._spare = spare
+    def __init__(self) -> None:
         self._free: list[Process] = []
+        self._most = 0  # that a test has asked for
 
     @contextmanager
     def some(self, number: int = 1) -> Iterator[list[Process]]:
         """Processes for this test alone; those that have died, or have not ended what they began, do not come back."""
-        while len(self._free) < max(number, self._spare):
-            self._free.append(Process())
+        self._most = max(self._most, number)
+        self._fill()
         taken, self._free = self._free[:number], self._free[number:]
         for process in taken:
             process.wait_until_warm()
@@ -278,8 +279,11 @@ class Pool:
         finally:
             for process in taken:
                 self._take_back(process)
-            while len(self._free) < self._spare:  # warm by the time of the next test
-                self._free.append(Process())
+            self._fill()  # so that they are warm by the time of the next test
+
+    def _fill(self) -> None:
+        while len(self._free) < self._most:
+            self._free.append(Process())
 
     def _take_back(self, process: Process) -> None:
         if process.useful:
@@ -291,7 +295,7 @@ class Pool:
 @cache
 def shared() -> Pool:
     """The pool of this pytest worker; its processes end with it."""
-    return Pool(spare=2)
+    return Pool()
 
 
 def free_port() -> int:

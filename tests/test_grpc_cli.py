@@ -107,8 +107,8 @@ def test_a_stopped_command_says_what_is_saved_and_goes_on_by_the_same_command(
     server.send(number)
     code, words = server.end()
     done = max(party.folder.store.rounds())
-    print(words)
     assert code == 130
+    assert f"stopped; {party.folder.path} is saved up to round {done} of 2000\ngo on with: cutlayer serve " in words
     check_checkpoints(party.folder.path)
     server = party.command(party.serve("--set", f"rounds={done + 2}"))
     bob = party.command(party.join("bob"))
@@ -119,7 +119,6 @@ def test_a_stopped_command_says_what_is_saved_and_goes_on_by_the_same_command(
 def test_a_device_that_finds_no_server_gives_up_when_told_to(stack: ExitStack, tmp_path: Path) -> None:
     party = Party(TWO, tmp_path, stack)
     code, words = party.command(party.join("ann", "--give-up", "1")).end()
-    print(words)
     assert code == 2
     assert f"no server at {party.address} for 1 seconds: no connection to {party.address} (" in words
 

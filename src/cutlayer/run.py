@@ -165,7 +165,7 @@ def _resumed(run: Run, folder: Folder, make: Make) -> Training:
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
     training = make(run, manifest.get("engine") or engine)
-    content = tree.map(lambda a: a.to(run.device), content)
+    content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)
     training.history = folder.cut_back(done)
     training.state = content["state"]
     training.simulation.ledger.restore(content["ledger"])

@@ -131,12 +131,12 @@ def _show(stack: ExitStack, board: object, metrics_port: int | None, log_file: P
         logging.getLogger("cutlayer").setLevel(logging.INFO)
         stack.callback(handler.close)
         stack.callback(logging.getLogger("cutlayer").removeHandler, handler)
+    if not quiet:
+        stack.enter_context(LiveTable(board, Console(stderr=True)))
     if metrics_port is not None:
         metrics = serve_metrics(board, metrics_port)
         stack.callback(metrics.close)
         log.info("metrics at http://127.0.0.1:%d/metrics", metrics.port)
-    if not quiet:
-        stack.enter_context(LiveTable(board, Console(stderr=True)))
 
 
 def _interrupt(*_: object) -> None:

@@ -81,7 +81,7 @@ class Deployment:
         return {j: line.name for j, line in self.office.lines().items()}
 
     def samples_of(self, client: int) -> Arrays:
-        raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
+        raise ConfigError(f"the samples of client {client} stay with it")
 
     def start(self) -> State:
         """The state before the first round."""

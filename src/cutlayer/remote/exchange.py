@@ -96,6 +96,7 @@ class Exchange:
                 self.heard.setdefault(j, -1 if line is None else line.session)
             return self._agreed
         for j in tuple(self._waiting):
+            self.watcher.slow(j)
             self._lose(j, f"it gave no answer within {self.deadline:g} seconds")
         answered = tuple(j for j in letters if j in self._came)
         if self.peer is not None:

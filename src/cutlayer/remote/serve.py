@@ -94,14 +94,16 @@ def blank(sample: Sample) -> Arrays:
 class Server:
     """One run, served."""
 
-    def __init__(self, run: Run, serving: Serving, board: Board, samples: Samples) -> None:
+    def __init__(self, run: Run, serving: Serving, board: Board, samples: Samples, root: Path | None = None) -> None:
         self.run, self.serving, self.board, self.samples = run, serving, board, samples
         self.office = Office()
         self.peer: Peer | None = None
         if serving.role != "both":
             self.peer = Peer("server" if serving.role == "train" else "fed")
             self.peer.notify = lambda message: self.office.take(PeerSaid(message))
-        split = build.model_of(run, samples.like)
+        if run.per_client:
+            raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
+        split = build.model_of(run, samples.like, root)
         self.method, _ = build.planned_method(run, split, samples.like, run.clients)
         few = samples.like.to(run.device)
         split.rehearse(few.x, few.y, few.num_classes)
@@ -234,7 +236,7 @@ def serve(
     on_open: Callable[[str], None] = lambda address: None,
 ) -> Training:
     """Serve a run to its end; one that was begun in this folder goes on from its newest checkpoint."""
-    server = Server(run, serving, board, samples_of(run, root, test))
+    server = Server(run, serving, board, samples_of(run, root, test), root)
 
     def ended(_: Training, record: Record) -> None:
         board.round_ended(record)

@@ -160,6 +160,7 @@ class Visit:
     def __init__(self, house: House, requests: Iterator[bytes], context: Any, name: str | None) -> None:
         self.house, self.requests, self.context, self.name = house, requests, context, name
         self.out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self.size = 0  # bytes of the message that is coming
         self.session: int | None = None
         self.number = -1
         self.line: Line | None = None
@@ -179,10 +180,12 @@ class Visit:
         patience.start()
         try:
             for chunk in self.requests:
+                self.size += len(chunk)
                 come = self.decoder.feed(chunk)
                 if come is not None:
                     patience.cancel()
                     self._heard(*come)
+                    self.size = 0
             self.decoder.end()
             self._over("it closed the connection")
         except WireError as error:
@@ -201,8 +204,7 @@ class Visit:
             case Ready() if self.line is None and message.session == self.session:
                 self._let_in(message)
             case Answer() | Refusal() if self.line is not None and message.session == self.session:
-                size = sum(t.numel() * t.element_size() for t in tensors)
-                self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, size))
+                self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, self.size))
             case Bye(reason):
                 self._over(f"it left: {reason}")
             case _:

@@ -15,6 +15,9 @@ class Watcher(Protocol):
     def answered(self, number: int, num_bytes: int, seconds: float) -> None:
         """Its answer came, after so long."""
 
+    def slow(self, number: int) -> None:
+        """It has missed its deadline."""
+
     def lost(self, number: int, reason: str) -> None:
         """It is out of the round."""
 
@@ -31,6 +34,9 @@ class Nobody:
     told = asked
 
     def answered(self, number: int, num_bytes: int, seconds: float) -> None:
+        pass
+
+    def slow(self, number: int) -> None:
         pass
 
     def lost(self, number: int, reason: str) -> None:
