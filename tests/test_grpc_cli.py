@@ -14,6 +14,7 @@ import pytest
 from bad_network import bad_network
 from conftest import using
 from device_pool import free_port, wait_for
+from safetensors.torch import load_file
 from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
 
 from cutlayer import config
@@ -151,3 +152,33 @@ def test_a_bad_network_changes_no_number(method: str, stack: ExitStack, tmp_path
         assert server.end()[0] == 0
         assert [client.end()[0] for client in clients] == [0, 0]
     assert outcome(party.folder.path) == simulated(run, tmp_path / "simulated")
+
+
+# -- two servers with two owners -----------------------------------------------------------------------------------
+
+
+def test_two_servers_of_two_owners_are_killed_in_turn_and_leave_the_same_model(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    run = replace(using(TWO, "hosfl"), rounds=30)
+    party = Party(run, tmp_path, stack)
+    fed_address = f"127.0.0.1:{free_port()}"
+    train = party.serve("--role", "train")
+    fed = [
+        *[*CUTLAYER, "serve", str(party.file), "--role", "fed", "--train", party.address],
+        *["--keys", str(tmp_path / "ca" / "fed"), "--listen", fed_address, "--out", str(tmp_path / "fed")],
+    ]
+    servers = {"train": party.command(train), "fed": party.command(fed)}
+    joins = [[word for word in party.join(name) if word != party.address] for name in ("ann", "bob")]
+    clients = [party.command([*join, "--train", party.address, "--fed", fed_address]) for join in joins]
+    for name, words, after in (("fed", fed, 5), ("train", train, 12)):
+        wait_for(lambda after=after: party.folder.metrics.exists() and len(party.folder.history()) >= after, SECONDS)
+        servers[name].kill()
+        servers[name] = party.command(words)
+    assert [server.end()[0] for server in servers.values()] == [0, 0]
+    assert [client.end() for client in clients] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+    halves = [load_file(folder.model) for folder in (party.folder, folder_of(run, tmp_path / "fed"))]
+    assert halves[0] and halves[1] and not halves[0].keys() & halves[1].keys()
+    simulated(run, tmp_path / "simulated")
+    whole = load_file(next((tmp_path / "simulated").rglob("model.safetensors")))
+    assert {k: v.tolist() for k, v in {**halves[0], **halves[1]}.items()} == {k: v.tolist() for k, v in whole.items()}

@@ -66,8 +66,8 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where torch has it.")] = "cpu",
     give_up: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Leave after so long without a server; never by default.")
-    ] = None,
+        float, typer.Option(metavar="SECONDS", min=0, help="Leave after so long without a server.")
+    ] = 3600.0,
     plugin: Plugins = None,
     root: Annotated[
         Path | None, typer.Option("--data-root", metavar="FOLDER", help="Where named data sets and base models lie.")
@@ -114,7 +114,7 @@ def join(
             credentials=credentials,
             plugins=hashes,
             ready=place.ready,
-            gives_up_after=float("inf") if give_up is None else give_up,
+            gives_up_after=give_up,
         )
         try:
             words = stay(guest)

@@ -13,13 +13,13 @@ from cutlayer.errors import LinkError
 from cutlayer.kinds import ACTIVATIONS
 from cutlayer.remote.certificates import Credentials
 from cutlayer.remote.mailbox import Mailbox
-from cutlayer.remote.messages import PROTOCOL, Bye, Done, Hello, Packing, Ready, Welcome, Work
+from cutlayer.remote.messages import PROTOCOL, Done, Hello, Packing, Ready, Welcome, Work
 from cutlayer.remote.session import Device, Reply, Session, forms_of
 from cutlayer.remote.stream import Left, Stream
 
 log = logging.getLogger("cutlayer")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts, doubled each time
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between attempts, doubled each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,9 @@ def stay(guest: Guest) -> str:
         visit = Visit(guest)
         try:
             return visit.run()
+        except KeyboardInterrupt:
+            visit.close("it was stopped")
+            raise
         except Left as left:
             if not left.again:
                 raise LinkError(str(left)) from None
@@ -110,9 +113,7 @@ class Visit:
 
     def close(self, reason: str = "") -> None:
         """Leave; with a reason the server is told it."""
-        if reason:
-            self._train.say(Bye(reason))
-        self._train.close()
+        self._train.close(reason)
         if self._mailbox is not None:
             self._mailbox.close()
 

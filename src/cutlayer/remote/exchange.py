@@ -60,6 +60,7 @@ class Exchange:
         self._waiting: dict[int, Waiting] = {}
         self._came: dict[int, list[Tree]] = {}
         self._agreed: Ids | None = None
+        self._early: dict[int, Answered] = {}
 
     def has(self, j: int) -> bool:
         """Whether a client can still be asked; what only one of two servers knows does not count."""
@@ -128,9 +129,15 @@ class Exchange:
             number, size = line.send(letter, self.round, begins=j not in self.heard, up=self._number)
             self._waiting[j] = Waiting(letter, line.session, number, now)
             self.watcher.asked(j, size)
+            early = self._early.get(j)
+            if early is not None and early.answer.number == self._number:
+                self._answered(self._early.pop(j))
 
     def _answered(self, event: Answered) -> None:
         j, asked = event.client, self._waiting.get(event.client)
+        if self._is_early(event):
+            self._early[j] = event
+            return
         if asked is None or (asked.session, asked.number) != (event.session, event.answer.number):
             return  # late, or twice
         del self._waiting[j]
@@ -141,6 +148,12 @@ class Exchange:
             return
         self.heard[j] = event.session
         self.watcher.answered(j, event.size, time.monotonic() - asked.since)
+
+    def _is_early(self, event: Answered) -> bool:
+        """A client may be ahead of a server that does not command it: its delivery waits until it is asked for."""
+        answer = event.answer
+        follows = self.peer is not None and not self.peer.commands
+        return follows and getattr(answer, "token", None) == self.round.token and answer.number > self._number
 
     def _gone(self, event: Lost) -> None:
         """One that has been heard in this round is lost; any other may come back until the deadline."""

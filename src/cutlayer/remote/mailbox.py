@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cutlayer.remote.messages import Hello, Parcel, Ready, Welcome
+from cutlayer.remote.messages import Done, Hello, Parcel, Ready, Welcome
 from cutlayer.remote.session import Reply
 from cutlayer.remote.stream import Left, Stream
 from cutlayer.remote.trees import build
@@ -55,6 +55,8 @@ class Mailbox:
     def _listen(self) -> None:
         try:
             for message, tensors in self._messages:
+                if isinstance(message, Done):  # the training server says so, too
+                    return
                 if isinstance(message, Parcel):
                     self._put(message, build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__))
             end = Left("the fed server closed the connection", True)

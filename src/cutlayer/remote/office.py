@@ -80,10 +80,12 @@ class Line:
         kept: Sequence[Kept],
         send: Send,
         close: Close,
-        commands: bool = True,  # whether this server commands the client, or only gets its deliveries
+        most_bytes: int = 0,  # of an answer that comes before it is asked for, where another server commands the client
+        commands: bool = True,
     ) -> None:
         self.client, self.name, self.session, self.samples, self.kept = client, name, session, samples, tuple(kept)
-        self.most_bytes = 0  # of the answer that is asked for
+        self.most_bytes = most_bytes  # of the answer that is asked for
+        self.asked: int | None = None  # the number of that answer, until it has come
         self.noted = False  # whether a round has heard what it keeps
         self._send, self.close, self._commands = send, close, commands
         self._numbers = itertools.count(1)
@@ -93,19 +95,27 @@ class Line:
         """Send something that is no letter; the bytes that went."""
         return self._send(message, tensors)
 
+    def expects(self, answer: Answer | Refusal) -> bool:
+        """Whether this is the answer that was asked for, once. A server that does not command cannot know yet."""
+        if not self._commands:
+            return True
+        expected, self.asked = answer.number == self.asked, None if answer.number == self.asked else self.asked
+        return expected
+
     def send(self, letter: Letter, round: RoundId, begins: bool, up: int = 0) -> tuple[int, int]:
         """Send a letter; the number that its answer will have, and the bytes that went."""
-        self.most_bytes = num_bytes(letter)
         if not self._commands:
             return up, 0
+        self.most_bytes = num_bytes(letter)
         if len(self._lists) >= MOST_LISTS:
             self._lists.clear()
         content = msgspec.msgpack.encode(letter.commands)
         is_new = content not in self._lists
         name = self._lists.setdefault(content, len(self._lists))
+        self.asked = next(self._numbers)
         work = Work(
             session=self.session,
-            number=next(self._numbers),
+            number=self.asked,
             round=round.number,
             key=round.key,
             token=round.token,

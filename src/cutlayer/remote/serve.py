@@ -30,11 +30,13 @@ from cutlayer.remote.status import Board
 from cutlayer.remote.streams import OVER, House, listen
 from cutlayer.run import execute
 from cutlayer.training import Record, Training
+from cutlayer.tree import num_bytes
 
 log = logging.getLogger("cutlayer")
 
 Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
+MODELS_WORTH = 4
 GOODBYE_SECONDS = 2.0
 
 
@@ -159,6 +161,7 @@ class Server:
             secure=credentials is not None,
             packing=self.serving.packing,
             peer=self.peer,
+            most_bytes=0 if self.peer is None or self.peer.commands else self._largest_delivery(),
         )
         server, port = listen(self.serving.listen, credentials, house, self.run.clients)
         self.farewell = "the server stops for now"
@@ -195,12 +198,27 @@ class Server:
         if ready.samples < 2:
             raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
 
+    def _largest_delivery(self) -> int:
+        """A model with its optimiser's moments, generously; each delivery is checked exactly once it is asked for."""
+        return MODELS_WORTH * num_bytes(self.method.model.initial()) + 2**20
+
     def _numbers(self) -> Callable[[str], int]:
         if self.serving.keys is None:
             return _first_come(self.run.clients)
         path = self.serving.keys / "clients.toml"
         Register.read(path)  # before anybody comes
-        return lambda name: Register.read(path).number(name)
+        planned = self.run.devices is not None or getattr(self.method, "num_clients", None) is not None
+
+        def number(name: str) -> int:
+            found = Register.read(path).number(name)
+            if planned and found >= self.run.clients:
+                raise LinkError(
+                    f"client {name!r} is number {found}, but this run's plan is for the numbers 0 to "
+                    f"{self.run.clients - 1}"
+                )
+            return found
+
+        return number
 
 
 def _first_come(num_clients: int) -> Callable[[str], int]:

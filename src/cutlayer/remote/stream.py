@@ -1,6 +1,7 @@
 """A device's stream to one server: what is said goes out, what comes is read, and every end has a reason."""
 
 import queue
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ HANDSHAKES = {  # what gRPC says where no connection came about
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the CA that this device trusts, or has expired",
     "Socket closed": "it hung up at once; perhaps it does not accept this device's certificate, or wants one",
 }
+GOODBYE_SECONDS = 1.0
 
 
 class Left(Exception):
@@ -70,8 +72,14 @@ class Stream:
         except WireError as error:
             raise Left(f"the server sent something that cannot be used: {error}", True) from None
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
+        """Leave; with a reason the server is told it."""
+        if reason:
+            self.say(Bye(reason))
         self._out.put(None)
+        end = time.monotonic() + GOODBYE_SECONDS
+        while reason and not self._call.done() and time.monotonic() < end:
+            time.sleep(0.02)
         self._call.cancel()
         self._channel.close()
 

@@ -66,6 +66,7 @@ class House:
     secure: bool
     packing: Packing = "raw"
     peer: Peer | None = None  # the other server, if it is a process of its own
+    most_bytes: int = 0  # of what a client delivers when another server has told it to
 
 
 def listen(address: str, credentials: Credentials | None, house: House, most_clients: int) -> tuple[Any, int]:
@@ -204,7 +205,8 @@ class Visit:
             case Ready() if self.line is None and message.session == self.session:
                 self._let_in(message)
             case Answer() | Refusal() if self.line is not None and message.session == self.session:
-                self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, self.size))
+                if self.line.expects(message):  # what is late, or comes twice, goes no further
+                    self.house.office.take(Answered(self.line.client, self.line.session, message, tensors, self.size))
             case Bye(reason):
                 self._over(f"it left: {reason}")
             case _:
@@ -231,6 +233,7 @@ class Visit:
             kept=ready.kept,
             send=self._send,
             close=self._farewell,
+            most_bytes=self.house.most_bytes,
             commands=self.house.peer is None or self.house.peer.commands,
         )
         self.house.doorkeeper.joined(self.number, name, ready.samples)
