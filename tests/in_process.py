@@ -34,9 +34,9 @@ def join(office: Office, device: Device) -> Line:
     session = Session(device, office.new_session())
 
     def send(work: Work, tensors: Sequence[Tensor]) -> int:
-        reply = session.work(work, list(tensors))
+        reply = session.work(work, [a.cpu() for a in tensors])  # as bytes have no device
         if reply is not None:
-            office.take(Answered(device.client, session.number, reply.message, reply.tensors))
+            office.take(Answered(device.client, session.number, reply.message, [a.cpu() for a in reply.tensors]))
         return 0
 
     line = Line(

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from conftest import SEED, agree, clients_of, images, run, simulation
+from in_process import deployment
+from test_engines_agree import CASES, plain
+from test_remote import method_of
 from torch import Tensor, nn
 
 from cutlayer import directions, methods, optim, tree
@@ -164,3 +168,19 @@ def test_rounds_on_a_gpu_are_rounds_on_a_cpu(name: str, engine: str) -> None:
         assert all(a.is_cuda for a in other.tree.params.values())
         torch.testing.assert_close(one.tree.params, tree.map(Tensor.cpu, other.tree.params), rtol=1e-9, atol=1e-9)
     assert torch.equal(here.memory["log"].tree.seeds, there.memory["log"].tree.seeds.cpu())
+
+
+# -- clients somewhere else --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", ["fedavg", "sfl_v1", "smofi", "sfl_v2", "hasfl own cuts", "hosfl", "zo_sfl", "fsl_sage"]
+)
+def test_remote_clients_and_servers_on_a_gpu_give_the_loop_engines_numbers(case: str) -> None:
+    method, again = (method_of(case, device="cuda") for _ in range(2))
+    data, batching = images().to("cuda"), CASES[case].batching
+    here = simulation(method, data, clients_of(), batching=batching)
+    there = deployment(again, data, clients_of(), batching=batching, seed=SEED, device="cuda")
+    state = run(there)  # type: ignore[arg-type]
+    assert all(a.is_cuda for a in tree.tensors((state.client.tree, state.server.tree)) if a.is_floating_point())
+    agree(plain(state[1:3]), plain(run(here)[1:3]), tol=1e-9)

@@ -1,5 +1,6 @@
 """Specifies what a device brings to a run, and what it refuses: methods, runs and plugins that it did not agree to."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import using
 
 from cutlayer import build, config, keys, methods, models, plugins
 from cutlayer.config import Choice, Run
@@ -175,6 +177,53 @@ def test_a_server_cannot_ask_for_raw_data_or_for_what_is_not_declared() -> None:
         with pytest.raises(Trouble) as caught:
             round_.run((command,), [1] if isinstance(command, c.Get) else [], [])
         assert str(caught.value) == message
+
+
+EVERY_METHOD = [name for name in methods.METHODS if name != "splitlora"]
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_there(name: str) -> None:
+    """Every function that a method declares, each of its parameters, inputs and labels and neither."""
+    run = replace(using(RUN, name), optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.9}))
+    device = Place(data="digits", raw=True).ready(welcome(run))
+    round_ = Session(device, 7)._round_of(_work())
+    round_.run((c.Batch(0, 1), c.Put(2, "number")), [4, 0, 5, 1], [])
+    given = {"x": 0, "y": 1, "": 2}  # the slots of inputs, labels, and something else
+    for address, fn in device.program.functions.items():
+        names = list(inspect.signature(fn).parameters)
+        right = [given[n if n in ("x", "y") else ""] for n in names]
+        for place, wanted in enumerate(names):
+            for slot in set(given.values()) - {right[place]}:
+                arguments = (*right[:place], slot, *right[place + 1 :])
+                with pytest.raises(Trouble) as caught:
+                    round_.run((c.Do(3, address, arguments),), [], [])
+                takes = {"x": "takes a client's own inputs", "y": "takes a client's own labels"}.get(
+                    wanted, "takes none of a client's own data"
+                )
+                what = {0: "inputs", 1: "labels", 2: "something else"}[slot]
+                expected = f"argument {place + 1} of {address} {takes}, but it was given {what}"
+                assert caught.value.reason == expected
+
+
+def test_a_server_cannot_move_the_cut_below_the_first_layer() -> None:
+    device = Place(data="digits").ready(welcome())
+    round_ = Session(device, 7)._round_of(_work())
+    round_.run((c.Batch(0, 1), c.Key(2), c.Put(3, "number")), [4, 0, 5, 9, 0], [])
+    model = flatten(device.program.functions["client.begin"].__self__.model.initial()[0])
+    round_.run((c.Put(4, model.skeleton),), model.numbers, model.tensors)
+    round_.run((c.Put(5, "number"), c.Do(6, "client.begin", (4, 5))), [0], [])
+    with pytest.raises(Trouble) as caught:
+        round_.run((c.Vjp(7, 8, "client.forward", (6, 0, 2, 3)), c.Up(("activations",), (7,))), [], [])
+    assert caught.value.reason == "a cut of 0 would leave no layer at the client, so its raw inputs would go up"
+
+
+def test_own_data_are_neither_kept_nor_pulled_back() -> None:
+    device = Place(data="digits").ready(welcome())
+    round_ = Session(device, 7)._round_of(_work())
+    round_.run((c.Batch(0, 1),), [4, 0, 5], [])
+    with pytest.raises(Trouble, match="a client's own data are there already; what it keeps is what came of them"):
+        round_.run((c.Keep(2, "mine", 0),), [1], [])
 
 
 # -- plugins -----------------------------------------------------------------------------------------------------------

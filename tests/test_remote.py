@@ -21,11 +21,11 @@ RUNS = [
 ]
 
 
-def method_of(case: str, shape: str = "two-part") -> Method:
+def method_of(case: str, shape: str = "two-part", device: str = "cpu") -> Method:
     name, options, _ = CASES[case]
     cut, head = SHAPES[shape]
     opt = OPTIMISERS["momentum"]
-    return methods.build(name, Split(fit_for(name, resnet()), cut, head=head), opt, opt, **options)
+    return methods.build(name, Split(fit_for(name, resnet().to(device)), cut, head=head), opt, opt, **options)
 
 
 def remotely(case: str, shape: str, **options: Any) -> Outcome:

@@ -65,7 +65,6 @@ def test_nobody_sees_both_a_clients_layers_and_what_comes_out_of_them(case: str)
 
 def test_a_client_sends_each_kind_only_to_its_home() -> None:
     said = halves("sfl_v1", "two-part").said
-    images_and_models = {s.message.tensors for server in ("train", "fed") for s in said[server]}
-    assert images_and_models == {()}  # forms are the wire's business
-    delivered = [s for s in said["fed"] if isinstance(s.message, Answer)]
-    assert len(delivered) == 2 * len(clients_of())  # one model a client and round, and nothing else
+    kinds = {server: {kind for s in said[server] for kind in s.kinds} for server in ("train", "fed")}
+    assert kinds == {"train": {"activations", "labels"}, "fed": {"model"}}
+    assert len([s for s in said["fed"] if s.kinds]) == 2 * len(clients_of())  # one model a client and round

@@ -30,6 +30,7 @@ class Said(NamedTuple):
 
     message: Message
     tensors: list[Tensor]
+    kinds: tuple[str, ...] = ()  # of what a client sends
 
 
 class Apart:
@@ -74,7 +75,7 @@ class Apart:
             if reply is not None:
                 server = "fed" if reply.to_fed else "train"
                 message = msgspec.structs.replace(reply.message, session=self.sessions[server])
-                self.said[server].append(Said(message, reply.tensors))
+                self.said[server].append(Said(message, reply.tensors, tuple(reply.kinds)))
                 self.offices[server].take(Answered(self.own.client, self.sessions[server], message, reply.tensors))
 
 
@@ -130,7 +131,7 @@ def trained_apart(
         except BaseException as error:
             errors.append(error)
             for peer in peers.values():
-                peer.gone(str(error))
+                peer.gone(peer.meeting, str(error))
 
     threads = [threading.Thread(target=play, args=(name,)) for name in deployments]
     for thread in threads:

@@ -55,7 +55,7 @@ class Walk:
     def __init__(
         self,
         batching: Batching,
-        index: Sequence[Index] | Mapping[int, Index],  # of each client: its samples
+        index: Sequence[Index] | Mapping[int, Index] | Mapping[int, range],  # of each client: its samples
         key: int,
         sizes: Mapping[int, int],
     ) -> None:
@@ -87,7 +87,7 @@ class Walk:
     def _shuffled(self, client: int, number: int) -> Index:
         held = self._pass.get(client)
         if held is None or held[0] != number:
-            index = self.index[client]
+            index = np.asarray(self.index[client])
             # An order of places, not of samples: a client that holds only its own samples draws the same.
             order = index[keys.generator(self.key, "batches", client, number).permutation(len(index))]
             self._pass[client] = held = (number, order)

@@ -52,6 +52,8 @@ def check_kept(value: PerClient) -> None:
     """Clients cannot keep what a server holds."""
     if value.place != "clients":
         raise LawError(f"clients keep only what they hold, but this value is at the {value.place}; send it first")
+    if any(b.raw is not None for b in value.blocks):
+        raise LawError("a client's own data are there already; what it keeps is what came of them")
 
 
 class Memory:

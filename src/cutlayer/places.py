@@ -21,7 +21,7 @@ from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import How, NoClock, Timer
 from cutlayer.program import Program
 from cutlayer.reach import Reach
-from cutlayer.values import Block, Gives, Held, PerClient, at_once, common, pair, shared
+from cutlayer.values import Block, Gives, Held, PerClient, Raw, at_once, common, pair, shared
 
 Weights = Mapping[int, float]
 Barrier = Literal["epoch", "step"] | None
@@ -192,7 +192,7 @@ class Clients:
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
         """The inputs and labels of each client's own step of this number, labels with leave to go up if they may."""
         x, y = self._world.reach.load(walk, steps, step_keys)
-        return x, _giving(y, self._world.program.labels)
+        return _raw(x, "x"), _raw(_giving(y, self._world.program.labels), "y")
 
     # -- the verbs ----------------------------------------------------------------------------------------------
 
@@ -206,7 +206,8 @@ class Clients:
         made = self._run("call", self._world.reach.call, fn, values)
         # Several values in a plain tuple are not the one that a kind speaks of.
         one = not any(type(b.tree) is tuple for b in made.blocks)
-        return _giving(made, self._world.program.gives(fn) if one else None)
+        program = self._world.program
+        return _raw(_giving(made, program.gives(fn) if one else None), program.passes(fn))
 
     def vjp(self, fn: Callable[..., Any], part: PerClient, *values: PerClient) -> tuple[PerClient, PerClient]:
         """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
@@ -275,6 +276,14 @@ class Clients:
                 )
             if value.place not in ("clients", "anywhere"):
                 raise LawError(f"argument {k + 1} of {name} is at the {value.place}; send it with `down` first")
+            for block in value.blocks:
+                self._check_raw(fn, k, block.raw)
+
+    def _check_raw(self, fn: Any, place: int, raw: Raw | None) -> None:
+        if not isinstance(fn, PerClient):
+            self._world.program.check_raw(fn, place, raw)
+        elif raw is not None:
+            raise LawError("a pullback takes the gradient of its output, and no client's own data")
 
     def _addressed(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
         if isinstance(value, Scalar):
@@ -315,6 +324,11 @@ class Clients:
         plain = [b._replace(gives=None) for b in blocks]
         there = PerClient("clients", plain, ids, ready=parcel.value.ready)
         return PerClient(home, plain, ids, parcel.kind, self._world.clock.moved(parcel.kind, "up", there))
+
+
+def _raw(value: PerClient, raw: Raw | None) -> PerClient:
+    """The value as a client's own data, or not."""
+    return PerClient(value.place, [b._replace(raw=raw) for b in value.blocks], value.ids, ready=value.ready)
 
 
 def _giving(value: PerClient, gives: Gives) -> PerClient:

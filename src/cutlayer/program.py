@@ -5,22 +5,28 @@ name, and sends up only what such a function made as that kind, and labels only 
 Nothing a server asks for can change either.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from cutlayer.errors import LawError
 from cutlayer.kinds import LABELS, Kind, check_kind
-from cutlayer.values import Gives
+from cutlayer.values import Gives, Raw
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+OWN = {"x": "inputs", "y": "labels"}  # a client's own data, by the names of the parameters that take them
 
-def at_client(*, gives: Gives = None) -> Callable[[F], F]:
+
+def at_client(*, gives: Gives = None, passes: Raw | None = None) -> Callable[[F], F]:
     """Mark a pure method that a client may be asked to run, with what it may send of the result.
 
     `gives` is the kind of a result that is one value, or the kinds of those fields of it that may leave; nothing by
     default. With `vjp` a kind covers the output and never the pullback; of gradients (`grad`) only named fields leave.
+    A parameter that is named x takes a client's own inputs and one that is named y its labels; no other parameter does,
+    and these take nothing else. So a server can neither have them taken for something that may leave, nor have a
+    client's layers answer to inputs of its choice. `passes` tells that the result is a part of them, as they are.
     """
     for kind in gives.values() if isinstance(gives, Mapping) else () if gives is None else (gives,):
         check_kind(kind)
@@ -28,6 +34,7 @@ def at_client(*, gives: Gives = None) -> Callable[[F], F]:
     def mark(fn: F) -> F:
         fn.__dict__["at_client"] = True
         fn.__dict__["gives"] = gives
+        fn.__dict__["passes"] = passes
         return fn
 
     return mark
@@ -38,6 +45,7 @@ class Program:
 
     def __init__(self, method: Any) -> None:
         self.name = type(method).__name__
+        self._parameters: dict[str, tuple[str, ...]] = {}  # of functions, by address
         owners = list(_owners(method, ""))
         self.functions = {prefix + name: getattr(o, name) for prefix, o in owners for name in _marked(o)}
         # Labels are not made by a function: a method or piece says whether they may leave.
@@ -64,6 +72,20 @@ class Program:
         self.address(fn)
         gives: Gives = fn.gives  # type: ignore[attr-defined]
         return gives
+
+    def passes(self, fn: Callable[..., Any]) -> Raw | None:
+        """What the result of fn still is of a client's own data."""
+        passes: Raw | None = getattr(fn, "passes", None)
+        return passes
+
+    def check_raw(self, fn: Callable[..., Any], place: int, raw: Raw | None) -> None:
+        """A client's own data go to a parameter of their name, and nothing else goes there."""
+        names = self._parameters.setdefault(self.address(fn), tuple(inspect.signature(fn).parameters))
+        name = names[place] if place < len(names) else ""
+        if raw != (name if name in OWN else None):
+            takes = f"takes a client's own {OWN[name]}" if name in OWN else "takes none of a client's own data"
+            given = OWN[raw] if raw is not None else "something else"
+            raise LawError(f"argument {place + 1} of {self.address(fn)} {takes}, but it was given {given}")
 
     def release(self, kind: Kind, gives: Gives, client: int) -> None:
         """The client's own check of what leaves it."""

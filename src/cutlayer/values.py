@@ -1,7 +1,7 @@
 """Values and where they are: one per client (`PerClient`), or one at a server (`Held`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from cutlayer.kinds import Kind, Place
 from cutlayer.tree import Tree
 
 Gives = Kind | Mapping[str, Kind] | None
+Raw = Literal["x", "y"]
 
 
 class Who(Protocol):
@@ -37,6 +38,7 @@ class Block(NamedTuple):
     tree: Tree
     stacked: bool
     gives: Gives = None  # the kind, or the kind of each field, that the client may send this up as
+    raw: Raw | None = None  # the client's own inputs or labels as they are
 
     def take(self, ids: tuple[int, ...]) -> "Block":
         if ids == self.ids:

@@ -66,8 +66,9 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where torch has it.")] = "cpu",
     give_up: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Leave after so long without a server.")
-    ] = 3600.0,
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Leave after so long without a server; never by default."),
+    ] = None,
     plugin: Plugins = None,
     root: Annotated[
         Path | None, typer.Option("--data-root", metavar="FOLDER", help="Where named data sets and base models lie.")
@@ -114,7 +115,7 @@ def join(
             credentials=credentials,
             plugins=hashes,
             ready=place.ready,
-            gives_up_after=give_up,
+            gives_up_after=float("inf") if give_up is None else give_up,
         )
         try:
             words = stay(guest)

@@ -18,6 +18,8 @@ from cutlayer.errors import ConfigError
 
 log = logging.getLogger("cutlayer")
 
+LINGER = 20.0  # longer than the longest pause of a device
+
 
 def serve(
     what: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a recipe of one run.")],
@@ -87,6 +89,7 @@ def serve(
         deadline=deadline,
         patience=patience,
         least=least,
+        linger=LINGER,
         packing=packing,  # type: ignore[arg-type]
         role=role,  # type: ignore[arg-type]
         train=train,

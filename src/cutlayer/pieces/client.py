@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cutlayer.errors import LawError
 from cutlayer.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
 from cutlayer.optim import Transform
 from cutlayer.program import at_client
@@ -30,6 +31,8 @@ class SplitClient:
     @at_client(gives=ACTIVATIONS)
     def forward(self, part: Part, x: Tensor, key: int | None, cut: int | None = None) -> tuple[Tensor, Tensors]:
         """Up to the model's cut, or to this client's own."""
+        if cut is not None and cut < min(1, self.model.cut):
+            raise LawError(f"a cut of {cut} would leave no layer at the client, so its raw inputs would go up")
         return (self.model if cut is None else self.model.at(cut)).lower(part, x, key)
 
     @at_client(gives={"model": MODEL})

@@ -54,19 +54,19 @@ class Observer:
 
     model: Split
 
-    @at_client()
+    @at_client(passes="x")
     def first_half(self, x: Tree) -> Tree:
         return tree.map(_first, x)
 
-    @at_client()
+    @at_client(passes="x")
     def second_half(self, x: Tree) -> Tree:
         return tree.map(_second, x)
 
-    @at_client(gives=LABELS)
+    @at_client(gives=LABELS, passes="y")
     def first_labels(self, y: Tensor) -> Tensor:
         return _first(y)
 
-    @at_client(gives=LABELS)
+    @at_client(gives=LABELS, passes="y")
     def second_labels(self, y: Tensor) -> Tensor:
         return _second(y)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from cutlayer import keys
@@ -35,6 +34,7 @@ from cutlayer.state import State
 log = logging.getLogger("cutlayer")
 
 Ids = tuple[int, ...]
+MOST_REFUSED = 3  # attempts at a round in which everybody is lost and some were refused
 
 
 @dataclass(kw_only=True)
@@ -50,6 +50,7 @@ class Deployment:
     batching: Batching = Batching()
     per_round: int | None = None
     seed: int = 0
+    device: str = "cpu"  # that this server computes on
     deadline: float = 60.0  # seconds that a server waits for an answer
     patience: float = 24 * 3600.0  # seconds that a fed server of its own waits for a round to begin
     gather: Callable[[int], Ids]  # waits until a round can begin: the clients that are present
@@ -90,11 +91,18 @@ class Deployment:
 
     def round(self, state: State) -> State:
         """The state after one more round; one in which every client is lost did not happen, and is tried again."""
+        refused = 0
         while True:
             kept, ledger = self.memory.fork(), self.ledger.content()
             try:
                 after = self._attempt(state, kept)
             except (Deserted, TooFew) as error:
+                refused += bool(getattr(error, "refusal", ""))
+                if refused == MOST_REFUSED:  # it would be so for ever
+                    raise ConfigError(
+                        f"{error}, {refused} times; what they sent could not be used: {error.refusal}. Look at the "  # type: ignore[union-attr]
+                        "data and the learning rate; the rounds before are saved"
+                    ) from None
                 log.warning("%s; it is tried again", error)
                 self.ledger.restore(ledger)
                 self._dismiss_all()
@@ -108,7 +116,7 @@ class Deployment:
         round_, samples = self._begun(state.round, key, kept)
         ids = tuple(samples)
         self.on_begin(state.round, ids)
-        index = {j: np.arange(num) for j, num in samples.items()}
+        index = {j: range(num) for j, num in samples.items()}  # which of them are drawn is the clients' business
 
         def walk(sizes: Mapping[int, int]) -> Walk:
             return Walk(self.batching, index, key, sizes)
@@ -122,6 +130,7 @@ class Deployment:
             ids=ids,
             deadline=self.deadline,
             num_classes=self.sample.num_classes,
+            device=self.device,
             watcher=self.watcher,
             peer=self.peer,
         )

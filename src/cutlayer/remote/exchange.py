@@ -14,7 +14,7 @@ from cutlayer.errors import CutlayerError, WireError
 from cutlayer.kinds import Place
 from cutlayer.remote.kept import Statements
 from cutlayer.remote.messages import Arrived, Gone
-from cutlayer.remote.office import Answered, Joined, Lost, Office, PeerSaid, RoundId
+from cutlayer.remote.office import Answered, Joined, Line, Lost, Office, PeerSaid, RoundId
 from cutlayer.remote.peer import Peer, PeerLost
 from cutlayer.remote.queue import Letter
 from cutlayer.remote.watch import Watcher
@@ -24,7 +24,11 @@ AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the wo
 
 
 class Deserted(CutlayerError):
-    """Every client of a round is lost: the round did not happen."""
+    """Every client of a round is lost: the round did not happen. `refusal` is why one was refused, if any was."""
+
+    def __init__(self, message: str, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Exchange:
         self._came: dict[int, list[Tree]] = {}
         self._agreed: Ids | None = None
         self._early: dict[int, Answered] = {}
+        self._refused = ""  # why a client was, if any was
 
     def has(self, j: int) -> bool:
         """Whether a client can still be asked; what only one of two servers knows does not count."""
@@ -83,7 +88,7 @@ class Exchange:
         answered = self._decided(letters, decides)
         self.lost |= letters.keys() - set(answered)
         if not set(self.ids) - self.lost:
-            raise Deserted(f"round {self.round.number + 1}: every client is lost")
+            raise Deserted(f"round {self.round.number + 1}: every client is lost", self._refused)
         return answered, self._came
 
     def _decided(self, letters: Mapping[int, Letter], decides: bool) -> Ids:
@@ -125,7 +130,7 @@ class Exchange:
             self._lose(j, "it was lost in the middle of the round")
         elif line is None:
             self._waiting[j] = Waiting(letter, -1, -1, now)  # it may be back before the deadline
-        else:
+        elif self._holds_the_same(j, line):
             number, size = line.send(letter, self.round, begins=j not in self.heard, up=self._number)
             self._waiting[j] = Waiting(letter, line.session, number, now)
             self.watcher.asked(j, size)
@@ -168,21 +173,25 @@ class Exchange:
         line, asked = self.office.line(j), self._waiting.get(j)
         if line is None or j not in self.ids or j in self.heard or (asked and asked.session == line.session):
             return
-        stated = self.kept.fork()
-        stated.joined(j, line.kept)
-        if self.peer is None or self.peer.commands:
-            if stated.held(j) != self._held[j]:
-                self._waiting.pop(j, None)  # it may stay for the next round
-                return
-            line.noted = True
         self.resend(j)
         if asked is not None:
+            del self._waiting[j]
             self._post(j, asked.letter)
             self.office.flush()
+
+    def _holds_the_same(self, j: int, line: Line) -> bool:
+        """Whether a client keeps what it kept when the round began; if not, it may stay for the next one."""
+        if line.noted or (self.peer is not None and not self.peer.commands):
+            return True
+        stated = self.kept.fork()
+        stated.joined(j, line.kept)
+        line.noted = stated.held(j) == self._held[j]
+        return line.noted
 
     def _lose(self, j: int, reason: str, *, refused: bool = False) -> None:
         """Nothing more is expected of the client; its session ends, so that it joins the next round afresh."""
         self._waiting.pop(j, None)
+        self._refused = reason if refused else self._refused
         (self.watcher.refused if refused else self.watcher.lost)(j, reason)
         if self.peer is not None and self.peer.commands:
             self.peer.tell(Gone(token=self.round.token, client=j))

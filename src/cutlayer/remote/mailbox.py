@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from cutlayer.errors import WireError
 from cutlayer.remote.messages import Done, Hello, Parcel, Ready, Welcome
 from cutlayer.remote.session import Reply
 from cutlayer.remote.stream import Left, Stream
 from cutlayer.remote.trees import build
 from cutlayer.tree import Tree
 
-SECONDS = 600.0  # that a parcel may take
+SECONDS = 120.0  # that a parcel may take
 
 
 class Mailbox:
@@ -22,6 +23,7 @@ class Mailbox:
         self._messages = iter(stream)
         self._session = -1
         self._parcels: dict[tuple[int, int], Tree] = {}
+        self._newest: int | None = None  # the attempt of the last parcel
         self._end: Left | None = None
         self._change = threading.Condition()
 
@@ -41,10 +43,18 @@ class Mailbox:
     def parcel(self, token: int, number: int) -> Tree:
         """A parcel of this attempt at the round, once it is there."""
         with self._change:
-            self._change.wait_for(lambda: self._end is not None or (token, number) in self._parcels, SECONDS)
-            if (token, number) not in self._parcels:
-                raise self._end or Left("the fed server did not send what the training server said it would", True)
-            return self._parcels.pop((token, number))
+            before = self._newest
+
+            def settled() -> bool:
+                begun_again = self._newest not in (before, token)
+                return (token, number) in self._parcels or self._end is not None or begun_again
+
+            self._change.wait_for(settled, SECONDS)
+            if (token, number) in self._parcels:
+                return self._parcels.pop((token, number))
+            if self._end is not None:
+                raise self._end
+            raise WireError("the fed server did not send what the training server said it would")
 
     def send(self, reply: Reply) -> None:
         self._stream.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
@@ -74,4 +84,5 @@ class Mailbox:
             # Of an older attempt at a round nobody wants anything any more.
             self._parcels = {key: old for key, old in self._parcels.items() if key[0] == parcel.token}
             self._parcels[parcel.token, parcel.number] = value
+            self._newest = parcel.token
             self._change.notify_all()

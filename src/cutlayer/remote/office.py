@@ -18,6 +18,7 @@ from cutlayer.remote.messages import Answer, Kept, Message, Refusal, Work
 from cutlayer.remote.queue import Letter
 
 MOST_LISTS = 1000  # that a client remembers
+MOST_UNREAD = 8  # answers that may come before they are asked for
 
 
 class RoundId(NamedTuple):
@@ -80,8 +81,8 @@ class Line:
         kept: Sequence[Kept],
         send: Send,
         close: Close,
-        most_bytes: int = 0,  # of an answer that comes before it is asked for, where another server commands the client
-        commands: bool = True,
+        commands: bool = True,  # whether this server commands the client, or another one
+        most_bytes: int = 0,  # of an answer that then comes before it is asked for
     ) -> None:
         self.client, self.name, self.session, self.samples, self.kept = client, name, session, samples, tuple(kept)
         self.most_bytes = most_bytes  # of the answer that is asked for
@@ -89,6 +90,7 @@ class Line:
         self.noted = False  # whether a round has heard what it keeps
         self._send, self.close, self._commands = send, close, commands
         self._numbers = itertools.count(1)
+        self._unread = 0
         self._lists: dict[bytes, int] = {}
 
     def deliver(self, message: Message, tensors: Sequence[Tensor]) -> int:
@@ -98,13 +100,17 @@ class Line:
     def expects(self, answer: Answer | Refusal) -> bool:
         """Whether this is the answer that was asked for, once. A server that does not command cannot know yet."""
         if not self._commands:
-            return True
-        expected, self.asked = answer.number == self.asked, None if answer.number == self.asked else self.asked
-        return expected
+            self._unread += 1
+            return self._unread <= MOST_UNREAD
+        if answer.number != self.asked:
+            return False
+        self.asked = None
+        return True
 
     def send(self, letter: Letter, round: RoundId, begins: bool, up: int = 0) -> tuple[int, int]:
         """Send a letter; the number that its answer will have, and the bytes that went."""
         if not self._commands:
+            self._unread = 0
             return up, 0
         self.most_bytes = num_bytes(letter)
         if len(self._lists) >= MOST_LISTS:
@@ -132,6 +138,7 @@ class Office:
 
     def __init__(self, flush: Callable[[], None] = lambda: None) -> None:
         self.flush = flush  # for transports that send many letters at once
+        self.met: set[int] = set()  # clients that were ever here
         self._lines: dict[int, Line] = {}
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -145,6 +152,7 @@ class Office:
         with self._lock:
             old = self._lines.get(line.client)
             self._lines[line.client] = line
+            self.met.add(line.client)
         if old is not None:
             old.close("the same client has joined again")
             self._inbox.put(Lost(line.client, old.session, "it has joined again"))

@@ -15,6 +15,7 @@ from cutlayer.data.partition import Partition
 from cutlayer.engines.base import Ids
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, CutlayerError, WireError
+from cutlayer.methods.base import TooFew
 from cutlayer.program import Program
 from cutlayer.remote.crew import Host, Kit, Share
 from cutlayer.remote.kept import Statements
@@ -76,7 +77,7 @@ class Fleet(Loop):
             try:
                 after = play(remote)
                 remote.finish()
-            except Deserted as error:
+            except (Deserted, TooFew) as error:
                 log.warning("%s; it is tried again", error)
                 continue
             finally:

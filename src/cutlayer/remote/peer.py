@@ -47,14 +47,17 @@ class Peer:
 
     def connected(
         self, send: Callable[[Message, Sequence[Tensor]], None], hang_up: Callable[[], None] = lambda: None
-    ) -> None:
+    ) -> int:
+        """The two have met; the number of this meeting."""
         self._heard = queue.SimpleQueue()
         self.meeting += 1
         self.send, self.hang_up = send, hang_up
         self._there.set()
+        return self.meeting
 
-    def gone(self, reason: str) -> None:
-        if self.send is not None:
+    def gone(self, meeting: int, reason: str) -> None:
+        """A meeting is over, if there is not another one by now."""
+        if self.meeting == meeting and self.send is not None:
             self.send = None
             self._there.clear()
             self.meeting += 1
@@ -130,26 +133,27 @@ class Apart:
         return value if place == self.peer.here else shape_of(value)
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
-        self._number += 1
         if origin == self.peer.here:
-            flat = flatten(tuple(values))
-            sent = Sent(token=self.token, number=self._number, tree=flat.skeleton, numbers=tuple(flat.numbers))
-            self.peer.tell(sent, flat.tensors)
+            self._send(tuple(values))
             return [shape_of(v) for v in values]
         return list(self._received(tuple(values)))
 
     def looked(self, place: Place, value: Tree) -> Tree:
         """Both see it: it is an aggregate."""
-        self._number += 1
         if place == self.peer.here:
-            flat = flatten((value,))
-            sent = Sent(token=self.token, number=self._number, tree=flat.skeleton, numbers=tuple(flat.numbers))
-            self.peer.tell(sent, flat.tensors)
+            self._send((value,))
             return value
         return self._received((value,))[0]
 
+    def _send(self, values: tuple[Tree, ...]) -> None:
+        self._number += 1
+        flat = flatten(values)
+        sent = Sent(token=self.token, number=self._number, tree=flat.skeleton, numbers=tuple(flat.numbers))
+        self.peer.tell(sent, flat.tensors)
+
     def _received(self, expected: tuple[Tree, ...]) -> tuple[Tree, ...]:
         """What the other server sent, of the shapes that the program says."""
+        self._number += 1
         sent, tensors = self.peer.value(self.token, self._number)
         wanted = flatten(expected)
         forms, came = ([(a.dtype, a.shape) for a in some] for some in (wanted.tensors, tensors))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cutlayer import tree
 from cutlayer.batches import Walk
 from cutlayer.calculus import Pullback
 from cutlayer.engines.base import Fn, Ids
@@ -41,6 +42,7 @@ class Remote:
     ids: Ids
     deadline: float  # seconds that `up` waits
     num_classes: int | None = None
+    device: str = "cpu"  # that this server computes on
     watcher: Watcher = field(default_factory=Nobody)
     peer: Peer | None = None  # the other server, if it is a process of its own
 
@@ -157,7 +159,8 @@ class Remote:
             raise WireError(f"it refuses: {answer.where}: {answer.reason}")
         if answer.token != self.round.token:
             raise WireError("its answer is of another attempt at the round")
-        return checked(letter, answer.numbers, event.tensors, self.num_classes)
+        values = checked(letter, answer.numbers, event.tensors, self.num_classes)
+        return [tree.map(lambda a: a.to(self.device), value) for value in values]
 
     def finish(self) -> None:
         """The round is over: what clients are to keep of it is on its way to them, and nobody waits for that."""

@@ -37,6 +37,7 @@ log = logging.getLogger("cutlayer")
 Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
 MODELS_WORTH = 4
+MOST_SAMPLES = 100_000_000  # of one client: what weighs it, and how many steps a round has, is its own word
 GOODBYE_SECONDS = 2.0
 
 
@@ -49,6 +50,7 @@ class Serving:
     deadline: float = 60.0  # seconds that a client has for an answer
     patience: float = 60.0  # seconds that a round waits for clients that are missing
     least: int | None = None  # clients that a round needs; by default all for the first one, then whatever is left
+    linger: float = 0.0  # seconds that a server waits at the end for lost clients, to tell them that it is over
     packing: Packing = "raw"  # of activations on their way up
     role: Role = "both"  # the training server, the fed server, or both in one process
     train: str | None = None  # of a fed server: where the training server listens
@@ -120,6 +122,7 @@ class Server:
             batching=run.batching,
             per_round=run.per_round,
             seed=run.seed,
+            device=run.device,
             deadline=self.serving.deadline,
             gather=self.gather,
             on_begin=lambda round, ids: self.board.round_began(round + 1, ids),
@@ -181,8 +184,14 @@ class Server:
         if self.peer is None:
             return overwrite
         self.peer.await_other()
-        newest = self.peer.rounds([] if overwrite else folder.store.rounds())
-        for round_ in folder.store.rounds():
+        mine = folder.store.rounds()
+        newest = self.peer.rounds([] if overwrite else mine)
+        if not overwrite and max(mine, default=0) > newest + 1:  # no crash leaves them further apart
+            raise ConfigError(
+                f"{folder.path} is at round {max(mine)}, but the other server has none after {newest}; put its "
+                "folder back, or begin again with --overwrite on both"
+            )
+        for round_ in mine:
             if round_ > newest:
                 folder.store.path(round_).unlink()
         return newest == 0
@@ -190,11 +199,16 @@ class Server:
     def done(self) -> None:
         """The run is over: clients need not come back."""
         self.farewell = OVER
+        end = time.monotonic() + self.serving.linger
+        while self.office.met - self.office.lines().keys() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
 
     def _check(self, ready: Ready) -> None:
         wanted = forms_of(self.samples.like)
         if ready.sample != wanted:
             raise LinkError(f"its samples are {_words(ready.sample)}, but those of this run are {_words(wanted)}")
+        if ready.samples > MOST_SAMPLES:
+            raise LinkError(f"it says that it holds {ready.samples} samples; no more than {MOST_SAMPLES} are believed")
         if ready.samples < 2:
             raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
 

@@ -64,6 +64,7 @@ class Session:
             return None
         self._last = work.number
         begin = time.perf_counter()
+        tensors = [a.to(self.device.data.y.device) for a in tensors]
         try:
             commands = self._commands(work)
             leaving = self._round_of(work).run(commands, work.numbers, tensors)

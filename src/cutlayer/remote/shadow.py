@@ -96,7 +96,7 @@ class Shadow:
         if callable(getattr(block.tree, "pull", None)):  # a pullback is like no other
             return Spec(value)
         bare = PerClient(value.place, [block._replace(tree=tree.map(_bare, block.tree))])
-        return self._specs.setdefault((signature(block.tree), repr(block.gives)), Spec(bare))
+        return self._specs.setdefault((signature(block.tree), repr(block.gives), block.raw), Spec(bare))
 
 
 def _batches(sizes: Mapping[int, int]) -> Walk:

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -37,7 +37,8 @@ log = logging.getLogger("cutlayer")
 SERVICE = "cutlayer.Link"
 METHOD = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"
-HELLO_SECONDS = 30.0
+HELLO_SECONDS, READY_SECONDS = 30.0, 600.0  # a device may have much to load
+GOODBYE_SECONDS = 5.0  # for a client to hear a farewell
 CLIENT_HEADER = 2**20  # bytes of the longest header that a client needs
 MOST_BYTES = 2**40  # of one message from a server; memory is taken only for what comes
 MORE_STREAMS = 64  # beyond one for each client: those that are being refused, or replaced
@@ -67,6 +68,7 @@ class House:
     packing: Packing = "raw"
     peer: Peer | None = None  # the other server, if it is a process of its own
     most_bytes: int = 0  # of what a client delivers when another server has told it to
+    pending: dict[int, "Visit"] = field(default_factory=dict)  # who was last let through the door, by number
 
 
 def listen(address: str, credentials: Credentials | None, house: House, most_clients: int) -> tuple[Any, int]:
@@ -129,7 +131,7 @@ def _meeting(house: House, requests: Iterator[bytes], context: Any) -> Iterator[
 
 def follow_peer(peer: Peer, chunks: Iterator[bytes], out: "queue.SimpleQueue[list[bytes] | None]") -> None:
     """Everything that the other server says, until it is gone."""
-    peer.connected(lambda message, tensors: out.put(encode(message, tensors)), lambda: out.put(None))
+    meeting = peer.connected(lambda message, tensors: out.put(encode(message, tensors)), lambda: out.put(None))
     decoder, reason = Decoder(FromPeer, MOST_BYTES), "the other server closed the connection"
     try:
         for chunk in chunks:
@@ -140,7 +142,7 @@ def follow_peer(peer: Peer, chunks: Iterator[bytes], out: "queue.SimpleQueue[lis
         reason = f"the other server sent something that cannot be used: {error}"
     except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
         reason = f"the connection to the other server broke: {type(error).__name__}"
-    peer.gone(reason)
+    peer.gone(meeting, reason)
     out.put(None)
 
 
@@ -167,6 +169,7 @@ class Visit:
         self.line: Line | None = None
         most = lambda: 0 if self.line is None else self.line.most_bytes  # noqa: E731
         self.decoder = Decoder(FromClient, most, CLIENT_HEADER)
+        self._patience = threading.Timer(0.0, lambda: None)
         context.add_callback(lambda: self._over("the connection is gone"))
 
     def run(self) -> Iterator[bytes]:
@@ -176,15 +179,12 @@ class Visit:
 
     def _listen(self) -> None:
         """Everything that the client says, until it leaves or says something that cannot be."""
-        patience = threading.Timer(HELLO_SECONDS, self._deny, (f"no greeting came within {HELLO_SECONDS:g} seconds",))
-        patience.daemon = True
-        patience.start()
+        self._wait(HELLO_SECONDS, "no greeting came within {:g} seconds")
         try:
             for chunk in self.requests:
                 self.size += len(chunk)
                 come = self.decoder.feed(chunk)
                 if come is not None:
-                    patience.cancel()
                     self._heard(*come)
                     self.size = 0
             self.decoder.end()
@@ -196,7 +196,14 @@ class Visit:
         except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
             self._over(f"the connection broke: {type(error).__name__}")
         finally:
-            patience.cancel()
+            self._patience.cancel()
+
+    def _wait(self, seconds: float, complaint: str) -> None:
+        """Turn the client away if nothing comes of it."""
+        self._patience.cancel()
+        self._patience = threading.Timer(seconds, self._deny, (complaint.format(seconds),))
+        self._patience.daemon = True
+        self._patience.start()
 
     def _heard(self, message: Message, tensors: Sequence[Tensor]) -> None:
         match message:
@@ -221,9 +228,15 @@ class Visit:
         self.session = self.house.office.new_session()
         welcome = Welcome(session=self.session, client=self.number, run=self.house.run, packing=self.house.packing)
         self.out.put(encode(welcome))
+        self._wait(READY_SECONDS, "it was not ready within {:g} seconds")
+        other = self.house.pending.pop(self.number, None)
+        self.house.pending[self.number] = self
+        if other is not None and other.line is None:  # nobody waits at the door twice
+            other._deny("the same client has come again")
 
     def _let_in(self, ready: Ready) -> None:
         self.house.check(ready)
+        self._patience.cancel()
         name = self.name or ""
         self.line = Line(
             client=self.number,
@@ -247,7 +260,7 @@ class Visit:
     def _farewell(self, reason: str) -> None:
         """Done is for good; after a Bye the client comes back."""
         self.out.put(encode(Done(reason) if reason == OVER else Bye(reason[:2000])))
-        self.out.put(None)
+        self._end()
 
     def _misbehaved(self, reason: str) -> None:
         if self.line is None:
@@ -259,7 +272,14 @@ class Visit:
     def _deny(self, reason: str, final: bool = False) -> None:
         self.house.doorkeeper.refused_connection(f"{self.name or self.context.peer()}: {reason}")
         self.out.put(encode(Denied(reason[:2000], final)))
+        self._end()
+
+    def _end(self) -> None:
+        """Close the stream, also of a client that does not listen."""
         self.out.put(None)
+        last = threading.Timer(GOODBYE_SECONDS, self.context.cancel)
+        last.daemon = True
+        last.start()
 
     def _over(self, reason: str) -> None:
         if self.line is not None:
