@@ -31,6 +31,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
 	$(BIN)/python bench/plan.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/client_memory.py
+	OMP_NUM_THREADS=1 $(BIN)/python bench/wire.py
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python bench/devices.py
 	$(BIN)/python bench/many_clients.py
 	$(BIN)/python bench/flower.py

@@ -23,13 +23,25 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return flower
 
 
-def quick_row(script: str) -> dict[str, Any]:
+def quick_rows(script: str) -> list[dict[str, Any]]:
     command = [sys.executable, BENCH / script, "--quick", "--json"]
     limited = {**os.environ, "OMP_NUM_THREADS": "1"}
     printed = subprocess.run(command, check=True, env=limited, stdout=subprocess.PIPE, text=True).stdout
-    (row,) = json.loads(printed)
-    assert isinstance(row, dict)
+    rows: list[dict[str, Any]] = json.loads(printed)
+    return rows
+
+
+def quick_row(script: str) -> dict[str, Any]:
+    (row,) = quick_rows(script)
     return row
+
+
+def test_the_wire_is_timed_against_an_echo_of_the_same_bytes() -> None:
+    rows = quick_rows("wire.py")
+    assert [(row["there and back"], row["way"]) for row in rows] == [
+        (size, way) for size in ("64 KB", "1 MB") for way in ("plain text", "mutual TLS")
+    ]
+    assert all(row["ratio"] == pytest.approx(row["ms"] / row["TCP, ms"], rel=0.2) for row in rows)
 
 
 def test_a_step_over_grpc_is_timed_against_the_same_step_on_loop() -> None:

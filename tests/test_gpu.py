@@ -173,9 +173,10 @@ def test_rounds_on_a_gpu_are_rounds_on_a_cpu(name: str, engine: str) -> None:
 # -- clients somewhere else --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", ["fedavg", "sfl_v1", "smofi", "sfl_v2", "hasfl own cuts", "hosfl", "zo_sfl", "fsl_sage"]
-)
+ON_A_GPU = ("fedavg", "sfl_v1", "smofi", "sfl_v2", "hasfl own cuts", "hosfl", "zo_sfl", "fsl_sage")
+
+
+@pytest.mark.parametrize("case", ON_A_GPU)
 def test_remote_clients_and_servers_on_a_gpu_give_the_loop_engines_numbers(case: str) -> None:
     method, again = (method_of(case, device="cuda") for _ in range(2))
     data, batching = images().to("cuda"), CASES[case].batching
