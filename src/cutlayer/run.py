@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save
 
 import cutlayer
-from cutlayer import build, config, stored, tree
+import cutlayer.stored
+from cutlayer import build, config, tree
 from cutlayer.config import Run
 from cutlayer.convergence import accuracies, converged
 from cutlayer.errors import CheckpointError
@@ -24,7 +25,7 @@ from cutlayer.models.adapters import export_pretrained
 from cutlayer.models.decoders import CausalLM
 from cutlayer.training import Record, Training
 
-__all__ = ["Folder", "environment", "execute", "stored"]
+__all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
 Make = Callable[[Run, str | None], Training]

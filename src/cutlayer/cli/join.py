@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 
 from cutlayer import plugins
-from cutlayer.cli.options import Plugins, Quiet
+from cutlayer.cli.options import Plugins, Quiet, check_keys, stop_on_sigterm
 from cutlayer.cli.progress import watching
 from cutlayer.errors import ConfigError
 
@@ -85,11 +84,7 @@ def join(
     from cutlayer.remote.join import Place
 
     hashes = plugins.load(plugin or [])
-    if (keys is None) != insecure:
-        raise ConfigError(
-            "a device needs its keys: give --keys FOLDER, the one that `cutlayer keys` made for it, or --insecure for "
-            "a trial on one machine"
-        )
+    check_keys("device", keys, insecure)
     if insecure:
         log.warning("no certificates and no encryption: whoever is on the way can read and forge everything")
     elif name is not None:
@@ -106,7 +101,7 @@ def join(
         root=root,
         config=config,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop_on_sigterm()
     with watching(quiet):
         guest = Guest(
             address=_the_server(address, train, fed),
@@ -137,7 +132,3 @@ def _checked(address: str) -> str:
     if not sign or not host or not port.isdigit():
         raise ConfigError(f"{address!r} is no address; write HOST:PORT, such as train.example.org:8470")
     return address
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

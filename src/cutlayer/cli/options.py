@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -75,3 +76,21 @@ class Orders:
     def __post_init__(self) -> None:
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
+
+
+def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
+    """Certificates are the rule; without them a user must say so."""
+    if (keys is None) != insecure:
+        raise ConfigError(
+            f"a {who} needs its keys: give --keys FOLDER, the one that `cutlayer keys` made for it, or --insecure "
+            "for a trial on one machine"
+        )
+
+
+def stop_on_sigterm() -> None:
+    """A service that is stopped ends as cleanly as one that is interrupted."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

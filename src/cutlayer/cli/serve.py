@@ -1,10 +1,9 @@
 """`cutlayer serve`: the servers of a run on real devices."""
 
 import logging
-import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,9 +11,12 @@ from rich.console import Console
 from cutlayer import plugins
 from cutlayer.cli import launch
 from cutlayer.cli.launch import Interrupted
-from cutlayer.cli.options import Data, Orders, Out, Overwrite, Plugins, Quiet, Settings
+from cutlayer.cli.options import Data, Orders, Out, Overwrite, Plugins, Quiet, Settings, check_keys, stop_on_sigterm
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cutlayer.remote.status import Board
 
 log = logging.getLogger("cutlayer")
 
@@ -76,11 +78,7 @@ def serve(
 
     hashes = plugins.load(plugin or [])
     run = _one(what, settings)
-    if (keys is None) != insecure:
-        raise ConfigError(
-            "a server needs its keys: give --keys FOLDER (make them with `cutlayer keys`), or --insecure for a trial "
-            "on one machine"
-        )
+    check_keys("server", keys, insecure)
     if insecure:
         log.warning("no certificates and no encryption: anybody who can reach this port can join, read and forge")
     serving = Serving(
@@ -98,7 +96,7 @@ def serve(
     expected = {} if keys is None else {n: name for name, n in Register.read(keys / "clients.toml").clients.items()}
     board = Board(name=run.name, method=run.method.name, rounds=run.rounds, expected=expected)
     folder = launch.folder_of(run, out)
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop_on_sigterm()
     with ExitStack() as stack:
         _show(stack, board, metrics_port, log_file, quiet)
         try:
@@ -121,13 +119,11 @@ def _one(what: str, settings: list[str] | None) -> Run:
     return runs[0]
 
 
-def _show(stack: ExitStack, board: object, metrics_port: int | None, log_file: Path | None, quiet: bool) -> None:
+def _show(stack: ExitStack, board: "Board", metrics_port: int | None, log_file: Path | None, quiet: bool) -> None:
     from cutlayer.remote.logs import structured
     from cutlayer.remote.prometheus import serve_metrics
-    from cutlayer.remote.status import Board
     from cutlayer.remote.table import LiveTable
 
-    assert isinstance(board, Board)
     if log_file is not None:
         handler = structured(log_file)
         logging.getLogger("cutlayer").addHandler(handler)
@@ -140,7 +136,3 @@ def _show(stack: ExitStack, board: object, metrics_port: int | None, log_file: P
         metrics = serve_metrics(board, metrics_port)
         stack.callback(metrics.close)
         log.info("metrics at http://127.0.0.1:%d/metrics", metrics.port)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -111,7 +111,7 @@ class Server:
         self.method, _ = build.planned_method(run, split, samples.like, run.clients)
         few = samples.like.to(run.device)
         split.rehearse(few.x, few.y, few.num_classes)
-        self._began = 0.0
+        self._expected = run.clients  # whom a round waits for
 
     def training(self, run: Run, _: str | None) -> Training:
         """The rounds of this run, ready for the first."""
@@ -139,14 +139,19 @@ class Server:
         )
 
     def gather(self, round: int) -> tuple[int, ...]:
-        """Wait for all clients of the run; after a while, in the rounds after the first, for as many as are needed."""
+        """Wait for all clients of the run; after a while, in the rounds after the first, for as many as are needed.
+
+        Those that did not come are not waited for again until they are back.
+        """
         begin = time.monotonic()
         fewest = max(1, getattr(self.method, "fewest", 1))
         least = self.serving.least or (self.run.clients if round == 0 else fewest)
         while True:
             present = tuple(self.office.lines())
             late = time.monotonic() - begin >= self.serving.patience
-            if len(present) >= self.run.clients or (late and len(present) >= max(least, fewest)):
+            self._expected = max(self._expected, min(len(present), self.run.clients))
+            if len(present) >= self._expected or (late and len(present) >= max(least, fewest)):
+                self._expected = len(present)
                 return present
             time.sleep(POLL_SECONDS)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+import cutlayer.stored  # noqa: F401  (messages may hold these)
 from cutlayer.checkpoint import known_class
 from cutlayer.errors import CheckpointError, WireError
 from cutlayer.tree import Tree

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlayer import stored, tree
+from cutlayer import tree
 from cutlayer.checkpoint import Store
 from cutlayer.errors import CheckpointError
 from cutlayer.memory import check_kept
 from cutlayer.remote.messages import Kept
 from cutlayer.tree import Tree
 from cutlayer.values import Block, PerClient
-
-__all__ = ["Vault", "stored"]
 
 log = logging.getLogger("cutlayer")
 
