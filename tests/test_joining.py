@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import using
+from in_process import join
 
 from cutlayer import build, config, keys, methods, models, plugins
 from cutlayer.config import Choice, Run
@@ -19,7 +20,8 @@ from cutlayer.program import Program
 from cutlayer.remote import commands as c
 from cutlayer.remote.join import Place, leaving
 from cutlayer.remote.messages import Hello, Welcome, Work
-from cutlayer.remote.serve import Serving
+from cutlayer.remote.office import Office
+from cutlayer.remote.serve import Serving, _first_come
 from cutlayer.remote.session import Session
 from cutlayer.remote.streams import _check_plugins, _check_version
 from cutlayer.remote.trees import flatten
@@ -84,10 +86,10 @@ REFUSED = {
         "this run leaves no layer at the clients, so their raw inputs would leave as activations; join with "
         "--allow-raw if that is meant",
     ),
-    "no such data": (
-        Place(data="nowhere.npz"),
-        RUN,
-        "there is no file or folder nowhere.npz, and no data set of that name; check --data",
+    "the name of a data set": (
+        Place(data="digits"),
+        replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10)),
+        "this run's samples are the devices' own: give a file or a folder, not the name digits",
     ),
 }
 
@@ -96,6 +98,33 @@ REFUSED = {
 def test_a_device_refuses_what_it_did_not_agree_to(case: str) -> None:
     place, run, message = REFUSED[case]
     assert refusal(place, run) == message
+
+
+def test_data_that_are_not_there_are_told_of_before_any_server_is() -> None:
+    with pytest.raises(DataError) as caught:
+        Place(data="nowhere.npz")
+    assert str(caught.value) == "there is no file or folder nowhere.npz, and no data set of that name; check --data"
+
+
+def test_a_run_on_devices_is_not_simulated_on_other_data() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build.training(replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10)))
+    assert str(caught.value) == (
+        "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave [sample] "
+        "out and name its data"
+    )
+
+
+def test_without_certificates_a_place_is_free_when_nobody_is_there() -> None:
+    office = Office()
+    number = _first_come(2, office)
+    assert [number(name) for name in ("ann", "bob", "ann", "1")] == [0, 1, 0, 1]
+    device = Place(data="digits").ready(welcome(client=0))
+    for client in (0, 1):
+        join(office, replace(device, client=client))
+    with pytest.raises(LinkError) as caught:
+        number("carol")
+    assert str(caught.value) == "there is no place left for 'carol': this run is for 2 clients"
 
 
 def test_labels_stay_where_the_split_is_u_shaped() -> None:
@@ -269,6 +298,8 @@ def test_a_plugin_that_cannot_be_used_is_told_of(tmp_path: Path, restored: None)
     assert broken(wrong) == f"METHODS of the plugin {wrong} must be a dict of names and functions"
     wrong.write_text("1 / 0")
     assert broken(wrong) == f"the plugin {wrong} cannot be loaded: ZeroDivisionError: division by zero"
+    wrong.write_text("x = 1")
+    assert broken(wrong) == f"the plugin {wrong} has neither METHODS nor MODELS, so it brings nothing"
     taken.write_text("METHODS = {'sfl_v1': print}")
     assert broken(taken) == (f"the plugin {taken} has 'sfl_v1' in METHODS, which there is already; choose another name")
 

@@ -32,6 +32,11 @@ from cutlayer.training import Training
 def training(run: Run, root: Path | None = None, engine: str | None = None) -> Training:
     """Everything that a run names, ready for its first round; `engine` overrides, as a resumed run must."""
     check_device(run.device)
+    if run.sample is not None:
+        raise ConfigError(
+            "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
+            "[sample] out and name its data"
+        )
     data, partition, test, validation = dealt(run, root)
     planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
     simulation = Simulation(

@@ -46,6 +46,8 @@ def _load(path: Path) -> Plugin:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"the plugin {path} cannot be loaded: {type(error).__name__}: {reason(error)}") from error
+    if not hasattr(module, "METHODS") and not hasattr(module, "MODELS"):
+        raise ConfigError(f"the plugin {path} has neither METHODS nor MODELS, so it brings nothing")
     _add(path, "METHODS", getattr(module, "METHODS", {}), METHODS)
     _add(path, "MODELS", getattr(module, "MODELS", {}), MODELS)
     return Plugin(path.name, hashlib.sha256(content).hexdigest())

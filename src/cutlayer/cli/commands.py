@@ -364,6 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         _complain(f"error: {error}")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except launch.Interrupted as stopped:
         again = [word for word in words if word not in ("--overwrite", "--resume")]
         _complain(

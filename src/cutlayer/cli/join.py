@@ -90,6 +90,8 @@ def join(
     elif name is not None:
         raise ConfigError("the certificate says who this device is; leave out --name")
     credentials = None if keys is None else Credentials.load(keys)
+    if credentials is not None and credentials.role != "client":
+        raise ConfigError(f"{keys} holds the keys of the {credentials.name} server; give this device's own")
     kept = state or (None if keys is None else keys / "state")
     place = Place(
         data=data,
@@ -115,7 +117,7 @@ def join(
         try:
             words = stay(guest)
         except KeyboardInterrupt:
-            where = f"; what it keeps is in {kept}" if kept is not None else ""
+            where = f"; what it keeps is in {kept}" if kept is not None and kept.exists() else ""
             Console().print(f"{guest.name} left the run{where}; join again with the same command", soft_wrap=True)
             raise SystemExit(130) from None
     Console().print(f"{guest.name}: {words}", soft_wrap=True)

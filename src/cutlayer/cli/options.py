@@ -80,6 +80,8 @@ class Orders:
 
 def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
     """Certificates are the rule; without them a user must say so."""
+    if keys is not None and insecure:
+        raise ConfigError("give --keys or --insecure, not both: with keys nothing travels in the clear")
     if (keys is None) != insecure:
         raise ConfigError(
             f"a {who} needs its keys: give --keys FOLDER, the one that `cutlayer keys` made for it, or --insecure "

@@ -79,6 +79,10 @@ def serve(
     hashes = plugins.load(plugin or [])
     run = _one(what, settings)
     check_keys("server", keys, insecure)
+    if test is not None and role != "both":
+        raise ConfigError(
+            "neither of two servers has the whole model, so there is nothing to measure: leave out --test"
+        )
     if insecure:
         log.warning("no certificates and no encryption: anybody who can reach this port can join, read and forge")
     serving = Serving(

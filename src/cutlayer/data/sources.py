@@ -64,6 +64,8 @@ def tokenised(name: str, tokenizer: Any, root: Path | None = None, max_length: i
 
 def data_folder(given: Path | None = None) -> Path | None:
     """The folder that is given, or the one in CUTLAYER_DATA."""
+    if given is not None and given.is_file():
+        raise DataError(f"{given} is a file; data sets are looked for in a folder")
     return given or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
 
 

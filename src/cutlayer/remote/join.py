@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from cutlayer import build, config
 from cutlayer.config import Run
 from cutlayer.data import sources
@@ -40,6 +42,8 @@ class Place:
         for name in self.never:
             find("kind", {kind.name: kind for kind in KINDS}, name)
         build.check_device(self.device)
+        if not Path(self.data).exists() and self.data not in sources.names():
+            raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
 
     def ready(self, welcome: Welcome) -> Device:
         """The device for this run; what was made for the same run before is used again."""
@@ -52,6 +56,7 @@ class Place:
         if self.config is not None:
             _check_agreed(self.config, _run_of(welcome.run))
         data = self._data(run, welcome.client)
+        _tell_of(data)
         method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
         program = Program(method)
         self._check_leaving(program, method.model.cut)
@@ -72,8 +77,10 @@ class Place:
         path = Path(self.data)
         if path.exists():
             return local(path, sample=run.sample)
-        if self.data not in sources.names():
-            raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
+        if run.sample is not None:
+            raise DataError(
+                f"this run's samples are the devices' own: give a file or a folder, not the name {self.data}"
+            )
         whole = build.dealt(replace(run, data=self.data), self.root)
         if client >= len(whole.partition):
             raise DataError(f"{self.data} is dealt to {len(whole.partition)} clients, and this one is number {client}")
@@ -90,6 +97,13 @@ class Place:
                 "join with --allow-raw if that is meant"
             )
         log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+
+
+def _tell_of(data: Arrays) -> None:
+    """How much there is, and on which scale: devices that differ in it would train a model that fits neither."""
+    if isinstance(data.x, Tensor):
+        low, high = float(data.x.min()), float(data.x.max())
+        log.info("%d samples, inputs from %.4g to %.4g", len(data), low, high)
 
 
 def leaving(program: Program) -> list[Kind]:

@@ -1,16 +1,20 @@
 """The fed server's way to the training server, where each is a process of its own."""
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cutlayer.remote.certificates import Credentials
 from cutlayer.remote.peer import Peer
 from cutlayer.remote.stream import channel_to
 from cutlayer.remote.streams import MEET, follow_peer
 
-PAUSE = 1.0  # seconds between attempts
+log = logging.getLogger("cutlayer")
+
+PAUSE, PATIENCE = 1.0, 10.0  # seconds between attempts, and for one
 GOODBYE_SECONDS = 5.0
 
 
@@ -30,9 +34,23 @@ def meeting(peer: Peer, address: str, credentials: Credentials | None) -> Iterat
 
 def _meet(peer: Peer, address: str, credentials: Credentials | None, over: threading.Event) -> None:
     while not over.is_set():
-        out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         channel = channel_to(address, "train", credentials)
+        if not _ready(channel):
+            log.info("no training server at %s yet; trying again", address)
+            channel.close()
+            continue
+        out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         requests = (chunk for chunks in iter(out.get, None) for chunk in chunks)
         follow_peer(peer, channel.stream_stream(MEET)(requests), out)
         channel.close()
         over.wait(PAUSE)
+
+
+def _ready(channel: Any) -> bool:
+    import grpc
+
+    try:
+        grpc.channel_ready_future(channel).result(PATIENCE)
+    except grpc.FutureTimeoutError:
+        return False
+    return True

@@ -17,6 +17,7 @@ from cutlayer.remote.answers import num_bytes
 from cutlayer.remote.messages import Answer, Kept, Message, Refusal, Work
 from cutlayer.remote.queue import Letter
 
+REPLACED = "another process has joined as the same client; stop one of the two"
 MOST_LISTS = 1000  # that a client remembers
 MOST_UNREAD = 8  # answers that may come before they are asked for
 
@@ -154,7 +155,7 @@ class Office:
             self._lines[line.client] = line
             self.met.add(line.client)
         if old is not None:
-            old.close("the same client has joined again")
+            old.close(REPLACED)
             self._inbox.put(Lost(line.client, old.session, "it has joined again"))
         self._inbox.put(Joined(line.client))
 

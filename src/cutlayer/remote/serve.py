@@ -1,6 +1,7 @@
 """A server of real devices: it waits for its clients, runs rounds with them, and keeps what each round leaves."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -112,6 +113,7 @@ class Server:
         few = samples.like.to(run.device)
         split.rehearse(few.x, few.y, few.num_classes)
         self._expected = run.clients  # whom a round waits for
+        self._present: set[int] = set()
 
     def training(self, run: Run, _: str | None) -> Training:
         """The rounds of this run, ready for the first."""
@@ -148,17 +150,34 @@ class Server:
         least = self.serving.least or (self.run.clients if round == 0 else fewest)
         while True:
             present = tuple(self.office.lines())
-            late = time.monotonic() - begin >= self.serving.patience
+            waited = time.monotonic() - begin
+            self._notice(present, waited)
+            late = waited >= self.serving.patience
             self._expected = max(self._expected, min(len(present), self.run.clients))
             if len(present) >= self._expected or (late and len(present) >= max(least, fewest)):
                 self._expected = len(present)
+                self.board.waiting("")
                 return present
             time.sleep(POLL_SECONDS)
+
+    def _notice(self, present: tuple[int, ...], waited: float) -> None:
+        """Show who has left since, and whom a round waits for."""
+        for j in self._present - set(present):
+            self.board.left(j)
+        self._present = set(present)
+        missing = self._expected - len(present)
+        if missing > 0 and waited > POLL_SECONDS:
+            self.board.waiting(f"waiting for {missing} of {self._expected} clients")
 
     @contextmanager
     def open(self) -> Iterator[str]:
         """Listen; the address, with the port that was chosen."""
         credentials = None if self.serving.keys is None else Credentials.load(self.serving.keys)
+        name = "fed" if self.serving.role == "fed" else "train"
+        if credentials is not None and credentials.name != name:
+            raise ConfigError(
+                f"{self.serving.keys} holds the keys of {credentials.name!r}; this server needs those of {name!r}"
+            )
         house = House(
             office=self.office,
             run=config.dumps(self.run),
@@ -223,7 +242,7 @@ class Server:
 
     def _numbers(self) -> Callable[[str], int]:
         if self.serving.keys is None:
-            return _first_come(self.run.clients)
+            return _first_come(self.run.clients, self.office)
         path = self.serving.keys / "clients.toml"
         Register.read(path)  # before anybody comes
         planned = self.run.devices is not None or getattr(self.method, "num_clients", None) is not None
@@ -240,19 +259,27 @@ class Server:
         return number
 
 
-def _first_come(num_clients: int) -> Callable[[str], int]:
-    """Without certificates: a name that is a number is that client, any other gets the next that is free."""
-    known: dict[str, int] = {}
+def _first_come(num_clients: int, office: Office) -> Callable[[str], int]:
+    """Without certificates: a name that is a number is that client, any other gets the next place that is free.
+
+    A place is free as long as nobody is there.
+    """
+    places: dict[int, str] = {}
+    lock = threading.Lock()
 
     def number(name: str) -> int:
-        if name not in known:
-            wanted = int(name) if name.isdigit() else None
-            free = next((j for j in range(num_clients) if j not in known.values()), None)
-            chosen = free if wanted is None else wanted
-            if chosen is None or chosen >= num_clients or chosen in known.values():
+        with lock:
+            own = next((j for j, other in places.items() if other == name), None)
+            if own is not None:
+                return own
+            wanted = (int(name),) if name.isdigit() else range(num_clients)
+            free = [j for j in wanted if j < num_clients and j not in office.lines()]
+            unused = [j for j in free if j not in places]
+            if not free:
                 raise LinkError(f"there is no place left for {name!r}: this run is for {num_clients} clients")
-            known[name] = chosen
-        return known[name]
+            chosen = (unused or free)[0]
+            places[chosen] = name
+            return chosen
 
     return number
 

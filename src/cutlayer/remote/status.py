@@ -44,6 +44,7 @@ class RunStatus:
     method: str
     rounds: int
     listening: str = ""
+    waiting: str = ""  # for whom, if a round cannot begin
     round: int = 0  # from 1 on; 0 before the first
     step: int = 0  # the most answers that a client has given this round
     started: float = field(default_factory=time.time)  # Unix time
@@ -104,6 +105,15 @@ class Board:
         with self._lock:
             self._run.listening = address
         event(log, logging.INFO, "listening", address=address)
+
+    def waiting(self, words: str) -> None:
+        """A round cannot begin yet; told once."""
+        with self._lock:
+            if self._run.waiting == words:
+                return
+            self._run.waiting = words
+        if words:
+            event(log, logging.INFO, words)
 
     def joined(self, number: int, name: str, samples: int) -> None:
         """A client has a session, its first or a new one."""

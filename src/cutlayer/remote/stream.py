@@ -90,7 +90,9 @@ class Stream:
             for sign, words in HANDSHAKES.items():
                 if sign in details:
                     return f"no connection to {self.address}: {words} ({details})"
-        return f"no connection to {self.address} ({details or code})"
+        refused = "connection refused: nothing listens there yet, or it is another port"
+        why = refused if "Connection refused" in details else details or code
+        return f"no connection to {self.address} ({why})"
 
 
 def _check_stay(message: Message) -> None:

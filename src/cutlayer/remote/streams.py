@@ -28,7 +28,7 @@ from cutlayer.remote.messages import (
     Refusal,
     Welcome,
 )
-from cutlayer.remote.office import Answered, Line, Office
+from cutlayer.remote.office import REPLACED, Answered, Line, Office
 from cutlayer.remote.peer import Peer
 from cutlayer.remote.wire import CHANNEL_OPTIONS, Decoder, encode
 
@@ -258,8 +258,9 @@ class Visit:
         return sum(map(len, chunks))
 
     def _farewell(self, reason: str) -> None:
-        """Done is for good; after a Bye the client comes back."""
-        self.out.put(encode(Done(reason) if reason == OVER else Bye(reason[:2000])))
+        """After a Bye the client comes back; any other word is for good."""
+        words = {OVER: Done(reason), REPLACED: Denied(reason, final=True)}.get(reason, Bye(reason[:2000]))
+        self.out.put(encode(words))
         self._end()
 
     def _misbehaved(self, reason: str) -> None:
@@ -299,10 +300,12 @@ def _check_version(hello: Hello) -> None:
 
 
 def _check_plugins(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    for name in sorted(theirs.keys() | ours.keys()):
-        if name not in theirs:
-            raise LinkError(f"this run needs the plugin {name}; join with --plugin {name}")
-        if name not in ours:
-            raise LinkError(f"the client has the plugin {name}, which this run does not use; leave it out")
-        if theirs[name] != ours[name]:
+    """Both sides need the same files, under whatever names."""
+    for name, digest in ours.items():
+        if name in theirs and theirs[name] != digest:
             raise LinkError(f"the plugin {name} is not the same on both sides; copy the server's to the client")
+        if digest not in theirs.values():
+            raise LinkError(f"this run needs the plugin {name}; join with --plugin {name}")
+    for name, digest in theirs.items():
+        if digest not in ours.values():
+            raise LinkError(f"the client has the plugin {name}, which this run does not use; leave it out")

@@ -120,6 +120,7 @@ def _not_in_the_table(record: logging.LogRecord) -> bool:
 def _heading(run: RunStatus) -> tuple[Text, Text]:
     """Where the run is, and what has come of it."""
     where = f"round {run.round} of {run.rounds}, step {run.step}" if run.round else f"listening at {run.listening}"
+    where = f"{where}, {run.waiting}" if run.waiting else where
     loss = "–" if run.loss is None else f"{run.loss:.3f}"
     known = [f"loss {loss}", f"accuracy {percent(run.accuracy)}"]
     known += [f"{human_bytes(run.bytes_up)} up", f"{human_bytes(run.bytes_down)} down"]
