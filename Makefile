@@ -10,10 +10,10 @@ run: $(READY)
 	$(BIN)/cutlayer run digits --overwrite
 
 test: check
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadgroup
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow --numprocesses 2
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff format --check .
