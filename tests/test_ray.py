@@ -43,15 +43,7 @@ pytestmark = pytest.mark.xdist_group("ray")  # two clusters at once would starve
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """One Ray for all of these tests, which the library finds and leaves running."""
-    with ray_cluster.loopback_only():
-        ray.init(
-            "local",
-            num_cpus=2,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            logging_level="error",
-            log_to_driver=False,
-        )
+    ray_cluster.start_local(ray, num_cpus=2, logging_level="error", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -42,6 +42,7 @@ class Cluster:
 
 
 CLUSTER = Cluster()
+ATTEMPTS = 3
 
 
 def _imported() -> Any:
@@ -62,14 +63,26 @@ def _connect(ray: Any) -> None:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={address}: {reason(error)}") from error
         return
-    with loopback_only():
-        ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+    start_local(ray, **quiet)
     if ray.util.get_node_ip_address() != LOOPBACK:
         ray.shutdown()
         raise ConfigError(
             "this version of Ray opens the local cluster to the network; start one as you want it with `ray start`, "
             "and set RAY_ADDRESS"
         )
+
+
+def start_local(ray: Any, **options: Any) -> None:
+    """A cluster of this machine alone. On a busy one a start may take longer than Ray waits, so it is tried again."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            with loopback_only():
+                ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **options)
+            return
+        except Exception as error:  # Ray's own have no class that tells a slow start from others
+            ray.shutdown()
+            if not left:
+                raise ConfigError(f"Ray cannot start a local cluster here: {reason(error)}") from error
 
 
 @contextmanager
