@@ -227,6 +227,22 @@ ARGUMENTS: dict[str, tuple[Callable[[Scene], Any], str]] = {
         lambda s: s.clients.do(s.pull, s.at_server),
         AWAY.format(1, "a pullback", "server"),
     ),
+    "raw inputs in the place of gradients": (
+        lambda s: s.clients.do(s.me.client.update, s.c, s.step.x),
+        "argument 2 of client.update takes none of a client's own data, but it was given inputs",
+    ),
+    "labels in the place of inputs": (
+        lambda s: s.clients.vjp(s.me.client.forward, s.c, s.step.y, s.step.key),
+        "argument 2 of client.forward takes a client's own inputs, but it was given labels",
+    ),
+    "inputs of a server's choice": (
+        lambda s: s.clients.vjp(s.me.client.forward, s.c, s.clients.down(GRADIENTS, s.at_server), s.step.key),
+        "argument 2 of client.forward takes a client's own inputs, but it was given something else",
+    ),
+    "raw inputs for a pullback": (
+        lambda s: s.clients.do(s.pull, s.step.x),
+        "a pullback takes the gradient of its output, and no client's own data",
+    ),
     "a pullback of the server": (
         lambda s: s.clients.do(s.server_pull, s.clients.down(GRADIENTS, s.h)),
         "this pullback is at the server; clients run only their own",
