@@ -233,7 +233,7 @@ WRONG = "a header is not what it should be: "
         ),
         (
             struct.pack("<3sBIQI", b"CUT", 1, 2**32 - 1, 0, 0),
-            "a header of 4294967295 bytes is too long; at most 16777216 are read",
+            "a header of 4294967295 bytes is too long; at most 67108864 are read",
         ),
         (forged(answer(), body=4096), "a body of 4096 bytes is too long; at most 1000 are expected now"),
         (forged(answer()) + b"x", "97 bytes came of a message of 96"),

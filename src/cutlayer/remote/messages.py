@@ -31,7 +31,7 @@ class Form(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
 
 
 Forms = Annotated[tuple[Form, ...], Meta(max_length=20_000)]
-Numbers = Annotated[tuple[int | float, ...], Meta(max_length=1_000_000)]
+Numbers = Annotated[tuple[int | float, ...], Meta(max_length=5_000_000)]
 
 
 class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ class Work(Message, frozen=True, tag="work"):
     token: Count  # of this attempt at the round
     begins: bool  # a round begins: whatever is in the slots is of an older one
     list: Count
-    commands: Annotated[tuple[AnyCommand, ...], Meta(max_length=100_000)] | None
+    commands: Annotated[tuple[AnyCommand, ...], Meta(max_length=5_000_000)] | None
     numbers: Numbers
     tensors: Forms = ()
 

@@ -22,7 +22,7 @@ from cutlayer.remote.messages import PROTOCOL, Form, Message, Packing
 from cutlayer.remote.packing import form_of, num_bytes, pack, unpack
 
 CHUNK = 2**20  # at least, if there is more than one; less than twice as much
-MOST_HEADER = 16 * 2**20
+MOST_HEADER = 64 * 2**20  # a round of FedAvg is one list, with a few commands for each of its steps
 MAGIC = b"CUT"
 ALIGN = 16  # what memory of Python is aligned to
 
