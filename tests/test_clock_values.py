@@ -54,9 +54,10 @@ class Scene(NamedTuple):
     server: Server
     fed: Fed
 
-    def work(self, x: PerClient | None = None) -> PerClient:
-        made: PerClient = self.clients.do(self.method.work, self.x if x is None else x)
-        return made
+    def work(self, value: PerClient | None = None) -> PerClient:
+        """The same work on each client's batch, or on what came of it."""
+        value = self.x if value is None else value
+        return self.clients.do(self.method.work if value.blocks[0].raw else self.method.more, value)
 
     def sent(self) -> PerClient:
         """Work that is at the server: there at 5, 5 and 3 seconds."""
@@ -83,6 +84,10 @@ class Told:
     @at_client(gives=ACTIVATIONS)
     def work(self, x: Tensor) -> Tensor:
         return x @ x
+
+    @at_client(gives=ACTIVATIONS)
+    def more(self, made: Tensor) -> Tensor:
+        return made @ made
 
     @at_client(gives=ACTIVATIONS)
     def bent(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -219,7 +224,7 @@ def test_a_pullback_takes_two_passes_once_its_gradient_is_there_and_a_gradient_t
 def test_selected_and_replaced_values_keep_their_own_times() -> None:
     def story(scene: Scene) -> list[Ready]:
         made, some = scene.work(), scene.clients.only((1,))
-        made[some] = some.do(scene.method.work, made)
+        made[some] = some.do(scene.method.more, made)
         assert some.up(ACTIVATIONS(made)).ready == {1: 4 + 3}
         return made.ready
 

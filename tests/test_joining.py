@@ -275,6 +275,7 @@ def restored() -> Iterator[None]:
     for table, entries in zip((methods.METHODS, models.MODELS), before, strict=True):
         table.clear()
         table.update(entries)
+    plugins.LOADED.clear()
 
 
 def test_a_plugin_brings_methods_and_its_hash(tmp_path: Path, restored: None) -> None:

@@ -26,6 +26,9 @@ class Plugin(NamedTuple):
     digest: str
 
 
+LOADED: list[Path] = []  # what other processes of the same run load, too
+
+
 def load(paths: Iterable[Path]) -> dict[str, str]:
     """Load these files; the hash of each by its name."""
     return dict(_load(path) for path in paths)
@@ -50,6 +53,7 @@ def _load(path: Path) -> Plugin:
         raise ConfigError(f"the plugin {path} has neither METHODS nor MODELS, so it brings nothing")
     _add(path, "METHODS", getattr(module, "METHODS", {}), METHODS)
     _add(path, "MODELS", getattr(module, "MODELS", {}), MODELS)
+    LOADED.append(path.absolute())
     return Plugin(path.name, hashlib.sha256(content).hexdigest())
 
 

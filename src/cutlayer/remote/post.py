@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from torch import Tensor
 
+from cutlayer import plugins
 from cutlayer.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.remote.crew import Order, Sheet
@@ -64,7 +65,7 @@ class Post:
 
     def _boarding(self, crew: Manned) -> list[Any]:
         paths = [path or str(Path.cwd()) for path in sys.path]
-        files = [module.__file__ for name, module in sys.modules.items() if name.startswith("cutlayer_plugin_")]
+        files = [str(path) for path in plugins.LOADED]
         return [crew.actor.prepare.remote(paths, files), crew.actor.board.remote(crew.kit, crew.share)]
 
     def _stated(self, sessions: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
