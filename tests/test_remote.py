@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SEED, clients_of, fit_for, images, resnet, run
-from in_process import deployment
+from in_process import deployment, device, join
 from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_agree, on_loop
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from cutlayer import methods
 from cutlayer.meters.base import Meter
 from cutlayer.methods.base import Method
 from cutlayer.remote.messages import Packing
+from cutlayer.remote.remote import Remote
 from cutlayer.split import Split
 from cutlayer.values import PerClient
 
@@ -79,3 +80,30 @@ class Keeping(Meter):
     def waited(self, ids: Any) -> None: ...
 
     def sent(self, *_: Any) -> None: ...
+
+
+def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_held_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is killed after a round begins and before its first letter, and had not yet saved what it kept last."""
+    case = CASES["hosfl"]
+    there = deployment(method_of("hosfl"), images(), clients_of(), batching=case.batching, seed=SEED, deadline=0.2)
+    back = device(there.method, images(), clients_of(), case.batching, 2)
+    state = there.round(there.start())
+    held = there.office.line(2)
+    assert held is not None
+    earlier = held.kept  # nothing: it joined before the first round
+    begin = Remote.__post_init__
+
+    def with_a_stranger(remote: Remote) -> None:
+        begin(remote)
+        monkeypatch.setattr(Remote, "__post_init__", begin)
+        join(there.office, back)
+
+    monkeypatch.setattr(Remote, "__post_init__", with_a_stranger)
+    assert earlier == back.vault.statement() == ()
+    without = there.round(state)
+    assert float(without.report.tree.batches) == len(clients_of()) - 1  # it is out of this round ...
+    after = there.round(without)
+    assert float(after.report.tree.batches) == len(clients_of())  # ... and downloads the model in the next one
+    assert back.vault.versions("part") == {2: 3}
