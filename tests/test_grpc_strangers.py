@@ -278,7 +278,7 @@ def leave(stream: Stream, reply: Reply) -> None:
 
 
 HARMFUL: dict[str, tuple[Twist, str]] = {
-    "NaN": (saying(with_nan), "the activations have values that are not finite"),
+    "NaN": (saying(with_nan), "what came as activations is not finite"),
     "shape": (
         saying(lambda z, y: [z.flatten(1), y]),
         "the activations have the type float32 and the shape (8, 32), but float32 and (8, 2, 4, 4) were asked for",

@@ -9,7 +9,8 @@ from in_process import deployment, device, join
 from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_agree, on_loop
 from torch import Tensor
 
-from cutlayer import methods
+from cutlayer import methods, optim
+from cutlayer.errors import ConfigError
 from cutlayer.meters.base import Meter
 from cutlayer.methods.base import Method
 from cutlayer.remote.messages import Packing
@@ -107,3 +108,24 @@ def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_h
     after = there.round(without)
     assert float(after.report.tree.batches) == len(clients_of())  # ... and downloads the model in the next one
     assert back.vault.versions("part") == {2: 3}
+
+
+def test_a_run_that_diverges_ends_with_the_reason() -> None:
+    batching, opt = CASES["sfl_v1"].batching, optim.sgd(1e300)
+    method = methods.build("sfl_v1", Split(resnet(), 1), opt, opt)
+    there = deployment(method, images(), clients_of(), batching=batching, seed=SEED, deadline=0.2)
+
+    def all_back(round: int) -> tuple[int, ...]:
+        for j in {*range(len(clients_of()))} - there.office.lines().keys():
+            join(there.office, device(method, images(), clients_of(), batching, j))
+        return tuple(there.office.lines())
+
+    there.gather = all_back
+    state = there.start()
+    with pytest.raises(ConfigError) as caught:
+        for _ in range(9):
+            state = there.round(state)
+    assert str(caught.value).endswith(
+        "every client is lost, 3 times; what they sent could not be used: what came as model is not "
+        "finite. Look at the data and the learning rate; the rounds before are saved"
+    )

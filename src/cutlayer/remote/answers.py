@@ -55,7 +55,7 @@ def _checked(kind: str, a: Tensor, wanted: Tensor, num_classes: int | None) -> T
             f"{tuple(wanted.shape)} were asked for"
         )
     if a.is_floating_point() and not bool(torch.isfinite(a.sum()).item() or torch.isfinite(a).all().item()):
-        raise WireError(f"the {kind} have values that are not finite")
+        raise WireError(f"what came as {kind} is not finite")
     if kind == LABELS.name and num_classes is not None and a.numel():
         low, high = int(a.min()), int(a.max())
         if low < 0 or high >= num_classes:
