@@ -29,6 +29,10 @@ class Bridge(Protocol):
         """A value that this place holds from now on."""
         ...
 
+    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+        """fn(*values) at this place."""
+        ...
+
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
         """Values that this place has sent to the other, where they arrive."""
         ...
@@ -43,6 +47,9 @@ class Together:
 
     def kept(self, place: Place, value: Tree) -> Tree:
         return value
+
+    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+        return fn(*values)
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
         return values
@@ -77,7 +84,7 @@ class Keeper:
         """Run fn, or a pullback that is held here, once."""
         run = self._own(fn).tree if isinstance(fn, Held) else fn
         plain = [self._one(v) for v in values]
-        out = run(*plain)
+        out = self._bridge.run(self.place, run, plain)
         ready = self._clock.done("call", run, plain, _ready((fn, *values)))
         made = [Held(self.place, o, _stay(values), ready) for o in (out if type(out) is tuple else (out,))]
         return tuple(made) if type(out) is tuple else made[0]

@@ -15,6 +15,7 @@ class Parcels:
         self.office, self.token = office, token
         self._counts: Counter[int] = Counter()
         self._sent: dict[int, dict[int, Tree]] = {}
+        self._sessions: dict[int, int] = {}  # in which they went
 
     def number(self, client: int) -> int:
         self._counts[client] += 1
@@ -26,7 +27,10 @@ class Parcels:
         return self._post(client, number, value)
 
     def again(self, client: int) -> None:
-        """All parcels so far, for a client that has come back."""
+        """All parcels so far, for a client that has come back in another session."""
+        line = self.office.line(client)
+        if line is None or line.session == self._sessions.get(client):
+            return
         for number, value in self._sent.get(client, {}).items():
             self._post(client, number, value)
 
@@ -34,6 +38,7 @@ class Parcels:
         line, flat = self.office.line(client), flatten(value)
         if line is None:
             return 0
+        self._sessions[client] = line.session
         parcel = Parcel(
             session=line.session,
             token=self.token,
