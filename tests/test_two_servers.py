@@ -19,8 +19,8 @@ QUICK = ("fedavg", "fednag", "sl", "hosfl", "mu_splitfed", "hasfl own cuts")
 
 @cache
 def halves(case: str, shape: str) -> Halves:
-    methods = {name: method_of(case, shape) for name in ("train", "fed", "clients")}
-    return trained_apart(methods, images(), clients_of(), batching=CASES[case].batching, seed=SEED)
+    batching = CASES[case].batching
+    return trained_apart(lambda: method_of(case, shape), images(), clients_of(), batching=batching, seed=SEED)
 
 
 def here(value: Any) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -89,9 +89,15 @@ class Halves(NamedTuple):
 
 
 def trained_apart(
-    methods: dict[str, Method], data: Arrays, partition: Partition, *, batching: Batching, seed: int, rounds: int = 2
+    make: Callable[[], Method],
+    data: Arrays,
+    partition: Partition,
+    *,
+    batching: Batching,
+    seed: int,
+    rounds: int = 2,
 ) -> Halves:
-    """Two rounds with two servers, each with its own copy of the method."""
+    """Two rounds with two servers; everybody has a copy of the method, for two threads cannot run one module."""
     said: dict[str, list[Said]] = {"train": [], "fed": [], "peer": []}
     offices = {name: Office() for name in ("train", "fed")}
     peers = {"train": Peer("server"), "fed": Peer("fed")}
@@ -104,10 +110,10 @@ def trained_apart(
 
         peers[name].connected(send)
     for client in range(len(partition)):
-        Apart(*offices.values(), device(methods["clients"], data, partition, batching, client), said)
+        Apart(*offices.values(), device(make(), data, partition, batching, client), said)
     deployments = {
         name: Deployment(
-            method=methods[name],
+            method=make(),
             office=offices[name],
             sample=data.take([0, 1]),
             batching=batching,
