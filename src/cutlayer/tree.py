@@ -64,3 +64,13 @@ def owned(tree: Tree) -> Tree:
 def detach(tree: Tree) -> Tree:
     """The same values without a graph behind them."""
     return map(lambda a: a.detach(), tree)
+
+
+def shapes(tree: Tree) -> Tree:
+    """The same without content."""
+    return map(lambda a: torch.empty(a.shape, dtype=a.dtype, device="meta"), tree)
+
+
+def zeros(tree: Tree) -> Tree:
+    """The same with zeros."""
+    return map(lambda a: torch.zeros(a.shape, dtype=a.dtype), tree)

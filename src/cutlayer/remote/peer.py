@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from cutlayer import tree
@@ -130,7 +129,7 @@ class Apart:
         self.peer, self.token, self._number = peer, token, 0
 
     def kept(self, place: Place, value: Tree) -> Tree:
-        return value if place == self.peer.here else shape_of(value)
+        return value if place == self.peer.here else tree.shapes(value)
 
     def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
         """Elsewhere only the shapes count; where a function brings values of its own, it is run on zeros."""
@@ -139,12 +138,12 @@ class Apart:
         try:
             return fn(*values)
         except RuntimeError:
-            return shape_of(fn(*(_zeros(v) for v in values)))
+            return tree.shapes(fn(*(tree.zeros(v) for v in values)))
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
         if origin == self.peer.here:
             self._send(tuple(values))
-            return [shape_of(v) for v in values]
+            return [tree.shapes(v) for v in values]
         return list(self._received(tuple(values)))
 
     def looked(self, place: Place, value: Tree) -> Tree:
@@ -170,11 +169,3 @@ class Apart:
             raise PeerLost("the other server sent something of another shape; both need the same configuration")
         values: tuple[Tree, ...] = build(sent.tree, iter(sent.numbers).__next__, iter(tensors).__next__)
         return values
-
-
-def _zeros(value: Tree) -> Tree:
-    return tree.map(lambda a: torch.zeros(a.shape, dtype=a.dtype), value)
-
-
-def shape_of(value: Tree) -> Tree:
-    return tree.map(lambda a: torch.empty(a.shape, dtype=a.dtype, device="meta"), value)

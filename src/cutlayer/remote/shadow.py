@@ -53,7 +53,7 @@ class Shadow:
 
     def put(self, value: Tree) -> Spec:
         """A value that goes down. Its numbers may be any, but a lone one keeps its value: it may be a cut."""
-        return self._spec(_one(tree.map(_bare, value)))
+        return self._spec(_one(tree.shapes(value)))
 
     def batch(self, length: int) -> tuple[Spec, ...]:
         """Inputs and labels of so many samples."""
@@ -95,7 +95,7 @@ class Shadow:
         block = value.blocks[0]
         if callable(getattr(block.tree, "pull", None)):  # a pullback is like no other
             return Spec(value)
-        bare = PerClient(value.place, [block._replace(tree=tree.map(_bare, block.tree))])
+        bare = PerClient(value.place, [block._replace(tree=tree.shapes(block.tree))])
         return self._specs.setdefault((signature(block.tree), repr(block.gives), block.raw), Spec(bare))
 
 
@@ -114,13 +114,9 @@ def _many(a: Tensor) -> Tensor:
     return torch.empty((MOST_SAMPLES, *a.shape[1:]), dtype=a.dtype, device="meta")
 
 
-def _bare(a: Tensor) -> Tensor:
-    return torch.empty(a.shape, dtype=a.dtype, device="meta")
-
-
 def _filled(value: PerClient) -> PerClient:
     """The same with zeros."""
-    zeros = [b._replace(tree=tree.map(lambda a: torch.zeros(a.shape, dtype=a.dtype), b.tree)) for b in value.blocks]
+    zeros = [b._replace(tree=tree.zeros(b.tree)) for b in value.blocks]
     return PerClient(value.place, zeros, value.ids)
 
 
