@@ -1,6 +1,7 @@
 """Rules that optimisers are made of: some change the gradients, one updates a value.
 
-The numbers are those of torch.optim, in its order of operations.
+The numbers are those of torch.optim, in its order of operations. A learning rate and a count of steps are plain
+numbers, or tensors without dimensions that stay on their device.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from cutlayer.state import Grads, Part, Tensors
 Scope = Literal["part", "joint"]
 Moments = Sequence[Tensor]
 Updated = tuple[Tensor, Moments]
+Rate = float | Tensor
+Count = int | Tensor
 
 
 class GradientRule(Protocol):
@@ -40,7 +43,7 @@ class UpdateRule(Protocol):
     def moments(self) -> tuple[str, ...]:
         """Names of the moments that the rule keeps for each value."""
 
-    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: Rate, count: Count) -> Updated:
         """The new value and moments in step `count`, which starts at 1."""
 
 
@@ -53,7 +56,7 @@ def squared_norm(gradients: Tensors) -> Tensor:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,12 @@ class Momentum:
     def moments(self) -> tuple[str, ...]:
         return ("momentum",) if self.beta else ()
 
-    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: Rate, count: Count) -> Updated:
         if not self.beta:
-            return torch.add(value, gradient, alpha=-lr), ()
+            return _moved(value, gradient, lr), ()
         momentum = torch.add(gradient, moments[0], alpha=self.beta)
         direction = torch.add(gradient, momentum, alpha=self.beta) if self.nesterov else momentum
-        return torch.add(value, direction, alpha=-lr), (momentum,)
+        return _moved(value, direction, lr), (momentum,)
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,13 @@ class Adam:
         check(fits, "betas", self.betas, "two numbers from 0 up to below 1")
         check_positive("eps", self.eps)
 
-    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: Rate, count: Count) -> Updated:
         beta1, beta2 = self.betas
         first = torch.lerp(moments[0], gradient, 1 - beta1)
         second = torch.addcmul(moments[1] * beta2, gradient, gradient, value=1 - beta2)
-        denominator = second.sqrt() / (1 - beta2**count) ** 0.5 + self.eps
-        return torch.addcdiv(value, first, denominator, value=-lr / (1 - beta1**count)), (first, second)
+        steps = count.double() if isinstance(count, Tensor) else count  # betas near 1 need all their digits
+        divisor = second.sqrt() / _typed((1 - beta2**steps) ** 0.5, second) + self.eps
+        return _moved(value, first, lr / (1 - beta1**steps), divisor), (first, second)
 
 
 @dataclass(frozen=True)
@@ -176,5 +180,20 @@ class AdamW:
     def __post_init__(self) -> None:
         check_decay(self.weight_decay)
 
-    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: float, count: int) -> Updated:
-        return self.adam(value * (1 - lr * self.weight_decay), gradient, moments, lr, count)
+    def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: Rate, count: Count) -> Updated:
+        return self.adam(value * _typed(1 - lr * self.weight_decay, value), gradient, moments, lr, count)
+
+
+def _moved(value: Tensor, direction: Tensor, rate: Rate, divisor: Tensor | None = None) -> Tensor:
+    """The value less rate times direction, which is divided first where there is a divisor."""
+    if isinstance(rate, Tensor):
+        quotient = direction if divisor is None else direction / divisor
+        return torch.addcmul(value, quotient, rate.to(value.dtype), value=-1)
+    if divisor is None:
+        return torch.add(value, direction, alpha=-rate)
+    return torch.addcdiv(value, direction, divisor, value=-rate)
+
+
+def _typed(number: Rate, like: Tensor) -> Rate:
+    """The number, a tensor in the type of the other: a value without dimensions would take on the number's type."""
+    return number.to(like.dtype) if isinstance(number, Tensor) else number
