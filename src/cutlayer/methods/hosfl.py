@@ -12,7 +12,7 @@ from cutlayer.optim import Transform
 from cutlayer.pieces.exchange import Arrived, through_server
 from cutlayer.pieces.fields import model_of, moments_of
 from cutlayer.pieces.heard import all_finite, heard, mean_of, or_zero
-from cutlayer.pieces.hybrid import History, HybridClient
+from cutlayer.pieces.hybrid import History, HybridClient, refuse_draws
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report_of
 from cutlayer.pieces.weights import Agg, check_agg, weights
@@ -38,6 +38,7 @@ class HybridOrder:
     perturbations: int = 5  # P
     smoothing: float = 1e-3  # μ
     overlap: int = 0  # perturbed passes while the gradient is under way, each with a cut tensor to hold
+    side_by_side: int = 1  # perturbed passes at once: faster where a device is not full, with the memory of as many
     max_history: int = 10_000  # rounds in the log at most; who was away for longer downloads the model
     agg: Agg = "uniform"  # the paper's 1/K, or each client by its samples
     client: HybridClient = field(init=False)
@@ -48,11 +49,22 @@ class HybridOrder:
         check_positive("smoothing", self.smoothing)
         fits = type(self.overlap) is int and 0 <= self.overlap <= self.perturbations
         check(fits, "overlap", self.overlap, f"a whole number from 0 to {self.perturbations}, the perturbations")
+        fits = type(self.side_by_side) is int and 1 <= self.side_by_side <= self.perturbations
+        wanted = f"a whole number from 1 to {self.perturbations}, the perturbations"
+        check(fits, "side_by_side", self.side_by_side, wanted)
         check_agg(self.agg)
         refuse_u_shape("HO-SFL", self.model)
         refuse_live_norms("HO-SFL", self.model, sides=("client",))
         refuse_joint_norm("HO-SFL", self.client_opt, self.server_opt)
-        client = HybridClient(model=self.model, opt=self.client_opt, smoothing=self.smoothing, overlap=self.overlap)
+        if self.side_by_side > 1:
+            refuse_draws(self.model)
+        client = HybridClient(
+            model=self.model,
+            opt=self.client_opt,
+            smoothing=self.smoothing,
+            overlap=self.overlap,
+            side_by_side=self.side_by_side,
+        )
         object.__setattr__(self, "client", client)
 
     @property
@@ -143,7 +155,13 @@ class HybridOrder:
 
     def told(self, state: State) -> dict[str, Any]:
         """What a run's metrics tell of the last round."""
-        return {"extra_cut_tensors": self.overlap, "history_rounds": state.round - state.memory["oldest"]}
+        return {"extra_cut_tensors": self.extra_cut_tensors, "history_rounds": state.round - state.memory["oldest"]}
+
+    @property
+    def extra_cut_tensors(self) -> int:
+        """What a client holds beside the activations, their gradient and one pass: others ahead, others of a group."""
+        group = min(self.side_by_side, self.perturbations - self.overlap)
+        return self.overlap + max(group - 1, 0)
 
 
 def _row(row: int, log: History) -> History:
@@ -162,6 +180,7 @@ def hosfl(
     perturbations: int = 5,
     smoothing: float = 1e-3,
     overlap: int = 0,
+    side_by_side: int = 1,
     max_history: int = 10_000,
     agg: Agg = "uniform",
 ) -> HybridOrder:
@@ -173,6 +192,7 @@ def hosfl(
         perturbations=perturbations,
         smoothing=smoothing,
         overlap=overlap,
+        side_by_side=side_by_side,
         max_history=max_history,
         agg=agg,
     )

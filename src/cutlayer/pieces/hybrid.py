@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from cutlayer import directions
+from cutlayer.errors import ConfigError
 from cutlayer.kinds import ACTIVATIONS, SLOPES
 from cutlayer.optim import Transform
 from cutlayer.program import at_client
@@ -44,6 +46,7 @@ class HybridClient:
     opt: Transform
     smoothing: float
     overlap: int = 0  # passes that `ahead` makes
+    side_by_side: int = 1  # perturbed passes that are made at once, at most
 
     @property
     def labels_leave(self) -> bool:
@@ -70,7 +73,8 @@ class HybridClient:
     @at_client()
     def ahead(self, part: Part, x: Tensor, key: int | None, seeds: Tensor) -> tuple[Tensor, ...]:
         """The first passes of (16), while the gradient is under way: each is one more cut tensor to hold."""
-        return tuple(self._perturbed(part, x, key, seed) for seed in seeds[: self.overlap])
+        groups = self._groups(seeds[: self.overlap])
+        return tuple(moved for group in groups for moved in self._passes(part, x, key, group))
 
     @at_client(gives=SLOPES)
     def slopes(
@@ -85,7 +89,8 @@ class HybridClient:
     ) -> Tensor:
         """(17): how much the loss would change along each direction, to first order in the activations."""
         found = [_projected(gradient, moved, z) for moved in ahead]
-        found += [_projected(gradient, self._perturbed(part, x, key, s), z) for s in seeds[len(ahead) :]]
+        for group in self._groups(seeds[len(ahead) :]):
+            found += self._slopes_of(part, x, key, group, z, gradient)
         return torch.stack(found)
 
     @at_client()
@@ -95,10 +100,42 @@ class HybridClient:
         moved = self.opt.step(part, Grads(gradient, {}))
         return self.opt.resume(moved, moved.count)
 
+    def _groups(self, seeds: Tensor) -> list[Tensor]:
+        """The seeds of the passes that are made at once."""
+        return [seeds[start : start + self.side_by_side] for start in range(0, len(seeds), self.side_by_side)]
+
+    def _slopes_of(
+        self, part: Part, x: Tensor, key: int | None, group: Tensor, z: Tensor, gradient: Tensor
+    ) -> list[Tensor]:
+        """A function of its own, so that what the passes gave is let go of before the next group."""
+        return [_projected(gradient, moved, z) for moved in self._passes(part, x, key, group)]
+
+    def _passes(self, part: Part, x: Tensor, key: int | None, group: Tensor) -> tuple[Tensor, ...]:
+        """(16) along each direction of a group. A layer may write into its buffers, so each pass has its own."""
+        if len(group) == 1:
+            return (self._perturbed(part, x, key, group[0]),)
+        refuse_draws(self.model)
+
+        def one(seed: Tensor, buffers: Tensors) -> Tensor:
+            return self._perturbed(part._replace(buffers=buffers), x, key, seed)
+
+        buffers = {name: b.expand(len(group), *b.shape) for name, b in part.buffers.items()}
+        moved: Tensor = vmap(one)(group, buffers)
+        return moved.unbind()
+
     def _perturbed(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Tensor:
         """f(x; θ + μu). The part stays as it is: adding μu and taking it off again would leave rounding behind."""
         moved = part._replace(params=directions.shifted(part.params, seed, self.smoothing))
         return self.forward(moved, x, key)
+
+
+def refuse_draws(model: Split) -> None:
+    """For passes side by side; a rehearsal may find out later than a method's settings that a model draws."""
+    if model.random:
+        raise ConfigError(
+            "HO-SFL cannot make passes side by side with a model that draws random numbers in training (dropout): all "
+            "passes of a step share what is drawn, and vmap cannot stack that; leave side_by_side at 1"
+        )
 
 
 def _projected(gradient: Tensor, moved: Tensor, z: Tensor) -> Tensor:
