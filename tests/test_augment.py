@@ -74,19 +74,24 @@ def test_options_do_not_change_what_the_others_draw():
     assert torch.equal(Augment(crop=2, flip=True, vertical_flip=True)(x, KEYS), expected)
 
 
+def by_degrees(x: torch.Tensor, degrees: float) -> torch.Tensor:
+    angles = torch.full((len(x),), math.radians(degrees), dtype=torch.float64)
+    return rotated(x, angles.cos().float(), angles.sin().float())
+
+
 def test_a_rotation_by_nothing_is_exact_and_by_a_right_angle_is_rot90():
     for size in (7, 8):
         x = images(1, 4, height=size, width=size)[0]
-        assert torch.equal(rotated(x, np.zeros(4)), x)
+        assert torch.equal(by_degrees(x, 0.0), x)
         for quarter in (-1, 1, 2):
-            turned = rotated(x, np.full(4, 90.0 * quarter))
+            turned = by_degrees(x, 90.0 * quarter)
             assert (turned - torch.rot90(x, quarter, (2, 3))).abs().max() < 1e-5
 
 
 def test_a_rotation_is_bilinear_and_0_outside():
     """By 45 degrees, the top edge's middle comes from near the top right corner, and a corner from over an edge."""
     x = torch.arange(9.0).reshape(1, 1, 3, 3) + 1
-    turned = rotated(x, np.array([45.0]))[0, 0]
+    turned = by_degrees(x, 45.0)[0, 0]
     far = 1 - math.sqrt(0.5)
     assert turned[1, 1] == pytest.approx(5, abs=1e-6)
     assert turned[0, 1] == pytest.approx(3 - far + 3 * far, abs=1e-5)  # the values fall by 1 a column, rise by 3 a row

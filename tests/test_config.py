@@ -14,6 +14,7 @@ from cutlayer import config, optim
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.precision import PRECISIONS
 from cutlayer.schedules import constant, cosine, warmup
 
 
@@ -28,7 +29,7 @@ REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
     "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, method, model, name, "
-    "optimiser, partition, per_client, per_round, rounds, sample, "
+    "optimiser, partition, per_client, per_round, precision, rounds, sample, "
     "seed, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
@@ -39,6 +40,8 @@ REFUSED = {
     "method = 'sfl_v3'": "unknown method 'sfl_v3' in my.toml, [method]; did you mean 'sfl_v2' or 'sfl_v1' or 'hosfl'?",
     "data = 'digts'": "unknown data set 'digts' in my.toml; did you mean 'digits'?",
     "engine = 'lop'": "unknown engine 'lop' in my.toml; did you mean 'loop'?",
+    "precision = 'bf61'": "unknown precision 'bf61' in my.toml; did you mean 'bf16'?",
+    "precision = 16": "precision = 16 in my.toml does not fit: Expected str, got int",
     "[method]\nsync = 'stp'": "unknown sync 'stp' in my.toml, [method]; did you mean 'step'?",
     "[optimiser]\nlr = { schedule = 'cosin', lr = 0.1 }": "unknown schedule 'cosin' in my.toml, [optimiser], lr; "
     "did you mean 'cosine'?",
@@ -145,7 +148,8 @@ def test_the_written_form_is_this() -> None:
     assert config.dumps(run) == (
         'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\n'
         "freeze_norms = false\nrounds = 20\nuntil_converged = false\n"
-        'seed = 0\nengine = "auto"\ndevice = "cpu"\neval_every = 1\nper_client = false\ncheckpoint_every = 1\n\n'
+        'seed = 0\nengine = "auto"\ndevice = "cpu"\nprecision = "fp32"\neval_every = 1\nper_client = false\n'
+        "checkpoint_every = 1\n\n"
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
         "[batching]\nsize = 8\nepochs = 1\ndrop_last = true\n"
@@ -198,6 +202,7 @@ runs = st.builds(
     until_samples=st.none() | counts,
     seed=st.integers(),
     device=words,
+    precision=st.sampled_from(PRECISIONS),
     cpu_threads=st.none() | st.integers(1, 4096),
     per_client=st.booleans(),
 )

@@ -25,6 +25,7 @@ VOCABULARY = {
     "cutlayer.servers",
     "cutlayer.split",
     "cutlayer.state",
+    "cutlayer.sums",
     "cutlayer.tree",
     "cutlayer.values",
 }

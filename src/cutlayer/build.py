@@ -48,6 +48,7 @@ def training(run: Run, root: Path | None = None, engine: str | None = None) -> T
         engine=engine or run.engine,
         chunk=run.chunk,
         seed=run.seed,
+        precision=run.precision,
         devices=pool,
         augment=run.augment,
     )

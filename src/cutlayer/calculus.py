@@ -11,10 +11,12 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.errors import CutError, LawError
-from cutlayer.state import Grads
+from cutlayer.precision import differentiable
+from cutlayer.rows import Rows
+from cutlayer.state import Grads, Tensors
 from cutlayer.values import PerClient
 
-Pull = Callable[[Tensor], Grads]
+Pull = Callable[..., Grads]  # of the gradient; with again=True it can be asked once more
 
 
 class Pullback(NamedTuple):
@@ -29,7 +31,8 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
 
     The pullback gives the gradients of the parameters of args[0], if it is a part, and of args[cut], if asked for.
     """
-    params = {k: v.detach().requires_grad_() for k, v in getattr(args[0], "params", {}).items()}
+    given: Tensors = getattr(args[0], "params", {})
+    params = differentiable(given)
     args = [args[0]._replace(params=params) if params else args[0], *args[1:]]
     if cut is not None:
         args[cut] = args[cut].detach().requires_grad_()
@@ -40,11 +43,15 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
     buffers = tree.detach(buffers)
     inputs = [*params.values(), *([args[cut]] if cut is not None else [])]
 
-    def pull(gradient: Tensor) -> Grads:
+    def pull(gradient: Tensor, *, again: bool = False) -> Grads:
         if not out.requires_grad:  # nothing was trainable on the way, as in an empty client
             return Grads({}, buffers)
-        found = torch.autograd.grad(out, inputs, gradient, allow_unused=True)
+        found = torch.autograd.grad(out, inputs, gradient, allow_unused=True, retain_graph=again)
         by_name = {k: g for k, g in zip(params, found, strict=False) if g is not None}
+        if isinstance(given, Rows) and len(by_name) == len(given):
+            by_name = given.gathered(by_name)
+        else:  # matrices may have been differentiated by in another type
+            by_name = {k: g.to(given[k].dtype) for k, g in by_name.items()}
         return Grads(by_name, buffers, cut=found[-1] if cut is not None else None)
 
     return out.detach(), pull

@@ -34,6 +34,7 @@ from cutlayer.methods import METHODS
 from cutlayer.models import MODELS
 from cutlayer.optim import OPTIMISERS
 from cutlayer.planning.devices import DEVICES
+from cutlayer.precision import Precision
 from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 
@@ -92,6 +93,7 @@ class Run:
     engine: str = "auto"
     chunk: int | None = None  # most clients that vmap stacks at a time
     device: str = "cpu"
+    precision: Precision = "fp32"  # that the layers of the model compute in
     cpu_threads: int | None = None  # that torch computes with; as many as it likes by default
     eval_every: int = 1  # the last round is always evaluated
     per_client: bool = False  # also measure the model on each client's own samples

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cutlayer import registry, tree
+from cutlayer import registry, rows, tree
 from cutlayer.checks import check
 from cutlayer.errors import ConfigError
+from cutlayer.fusing import fused, is_fusing
 from cutlayer.rules import (
+    ALIKE,
     Adam,
     AdamW,
     Clip,
@@ -99,6 +101,13 @@ class Optimiser:
         return Part(*model, self._fresh_moments(model), 0, part.lr, part.progress, part.start)
 
     def step(self, part: Part, grads: Grads) -> Part:
+        if not (all(type(rule) in ALIKE for rule in (*self.before, self.rule)) and rows.fits(part, grads)):
+            return self._step(part, grads)
+        packed, gradients = rows.together(part, grads)
+        step = fused(self._step) if is_fusing() else self._step
+        return rows.apart(step(packed._replace(frozen={}), gradients), part)
+
+    def _step(self, part: Part, grads: Grads) -> Part:
         ok = _still_finite(part.progress.ok, grads)
         for change in self.before:
             grads = change(part, grads)

@@ -80,7 +80,10 @@ class Program:
 
     def check_raw(self, fn: Callable[..., Any], place: int, raw: Raw | None) -> None:
         """A client's own data go to a parameter of their name, and nothing else goes there."""
-        names = self._parameters.setdefault(self.address(fn), tuple(inspect.signature(fn).parameters))
+        address = self.address(fn)
+        if address not in self._parameters:
+            self._parameters[address] = tuple(inspect.signature(fn).parameters)
+        names = self._parameters[address]
         name = names[place] if place < len(names) else ""
         if raw != (name if name in OWN else None):
             takes = f"takes a client's own {OWN[name]}" if name in OWN else "takes none of a client's own data"

@@ -119,7 +119,26 @@ class Here:
         return Brought(ids, [p.value.blocks for p in parcels])
 
     def memory(self, ids: Ids) -> Recall:
-        return self.kept.at(ids)
+        return Remembering(self.kept.at(ids), self.engine)
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """What some clients keep; what they are to keep is computed first."""
+
+    kept: Recall
+    engine: Engine
+
+    def versions(self, name: str) -> dict[int, int]:
+        return self.kept.versions(name)
+
+    def recall(self, name: str) -> PerClient:
+        return self.kept.recall(name)
+
+    def keep(self, name: str, value: PerClient, version: int) -> PerClient:
+        blocks = [b._replace(tree=self.engine.real(b.tree)) for b in value.blocks]
+        there = PerClient(value.place, blocks, value.ids, value.kind, value.ready)
+        return self.kept.keep(name, there, version)
 
 
 def _augmented(x: PerClient, augment: Augment, step_keys: Mapping[int, int]) -> PerClient:

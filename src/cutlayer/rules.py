@@ -184,6 +184,10 @@ class AdamW:
         return self.adam(value * _typed(1 - lr * self.weight_decay, value), gradient, moments, lr, count)
 
 
+# Rules that treat all values alike: one row of all of them gives the same as each by itself.
+ALIKE = (WeightDecay, Proximal, Clip, Momentum, Adam, AdamW)
+
+
 def _moved(value: Tensor, direction: Tensor, rate: Rate, divisor: Tensor | None = None) -> Tensor:
     """The value less rate times direction, which is divided first where there is a divisor."""
     if isinstance(rate, Tensor):

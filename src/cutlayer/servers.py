@@ -1,7 +1,6 @@
 """The two servers. The training server computes; the fed server only keeps and averages."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,10 +14,9 @@ from cutlayer.kinds import MODEL, STATISTICS, SYNC, Kind, Place
 from cutlayer.meters.base import Meter
 from cutlayer.meters.clock import NoClock, Timer
 from cutlayer.state import Model
+from cutlayer.sums import Weights
 from cutlayer.tree import Tree
-from cutlayer.values import NOBODY, Block, Held, PerClient, Who, at_once, common, gathered, pair, shared, unzipped
-
-Weights = Mapping[int, float]
+from cutlayer.values import NOBODY, Held, PerClient, Who, at_once, common, gathered, pair, shared, unzipped
 
 
 class Bridge(Protocol):
@@ -84,7 +82,7 @@ class Keeper:
         """Run fn, or a pullback that is held here, once."""
         run = self._own(fn).tree if isinstance(fn, Held) else fn
         plain = [self._one(v) for v in values]
-        out = self._bridge.run(self.place, run, plain)
+        out = self._bridge.run(self.place, lambda *given: self._engine.once(run, given), plain)
         ready = self._clock.done("call", run, plain, _ready((fn, *values)))
         made = [Held(self.place, o, _stay(values), ready) for o in (out if type(out) is tuple else (out,))]
         return tuple(made) if type(out) is tuple else made[0]
@@ -106,7 +104,7 @@ class Keeper:
         """What counts fewer than two clients, or was sent across the cut, may tell of a single one and stays."""
         few = sum(w != 0 for w in weights.values()) < 2
         from_the_cut = rows.kind is not None and rows.kind.home == "server"
-        combined = weighted_sum(rows, weights, largest_integers)
+        combined = self._engine.combine(rows, weights, largest_integers)
         return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
 
     def each(self, fn: Callable[..., Any], *values: PerClient | Held | float) -> Any:
@@ -127,7 +125,7 @@ class Keeper:
         """The value itself, for what steers a round; nothing that may tell of a single client."""
         if self._own(value).stays:
             raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
-        return self._bridge.looked(self.place, value.tree)
+        return self._bridge.looked(self.place, self._engine.real(value.tree))
 
     def send(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> Any:
         """Hand an aggregate to the other server, or each client's layers or statistics to the server of their kind."""
@@ -150,7 +148,7 @@ class Keeper:
                 raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
             return
         for block in value.blocks:
-            models = kind is MODEL and isinstance(block.tree, Model)
+            models = kind is MODEL and isinstance(tree.bare(block.tree), Model)
             numbers = (
                 kind is STATISTICS
                 and value.kind is None
@@ -212,7 +210,7 @@ class Server(Keeper):
         """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
         if isinstance(part, Held):  # one part over a merged batch
             values = (part, value, *rest)
-            plain = [self._one(v) for v in values]
+            plain = [self._engine.real(self._one(v)) for v in values]
             out, pull = calculus.vjp(fn, list(plain), 1)
             end = self._clock.done("vjp", fn, plain, _ready(values), pull)
             return Held(self.place, out, _stay(values), end), Held(self.place, pull, _stay(values), end)
@@ -234,7 +232,7 @@ class Server(Keeper):
 
     def concat(self, rows: PerClient) -> tuple[Held, Callable[[Held], PerClient]]:
         """The rows as one batch, in the order of the clients, and the way back to rows."""
-        pieces = [self._own(rows).row(j) for j in rows.ids]
+        pieces = [self._engine.real(self._own(rows).row(j)) for j in rows.ids]
         lengths = [len(p) for p in pieces]
 
         def back(merged: Held) -> PerClient:
@@ -261,47 +259,3 @@ def _ready(values: tuple[Any, ...]) -> list[float]:
 
 def _stay(values: tuple[Any, ...]) -> bool:
     return any(isinstance(v, Held) and v.stays for v in values)
-
-
-def weighted_sum(rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
-    """Sum of the rows' tensors times their weights, block by block; integers as numbers, or their maximum."""
-    total: Tree = None
-    scratch: Tree = None  # a fresh tensor for every product would cost more than the product
-    for block in rows.blocks:
-        if not largest_integers:
-            block = block._replace(tree=tree.map(_as_number, block.tree))
-        own = [float(weights[j]) for j in block.ids]
-        if total is None:
-            total = _contracted(block, own)
-        elif block.stacked:
-            total = tree.map(_plus, total, _contracted(block, own))
-        else:
-            scratch = tree.map(torch.empty_like, total) if scratch is None else scratch
-            total = tree.map(partial(_added, weight=sum(own)), total, block.tree, scratch)
-    return total
-
-
-def _as_number(a: Tensor) -> Tensor:
-    return a if a.is_floating_point() else a.double()
-
-
-def _contracted(block: Block, weights: list[float]) -> Tree:
-    def stacked(a: Tensor) -> Tensor:
-        if not a.is_floating_point():
-            return a.amax(0)
-        summed: Tensor = torch.tensordot(torch.tensor(weights, dtype=a.dtype, device=a.device), a, 1)
-        return summed
-
-    def same(a: Tensor) -> Tensor:
-        return a * sum(weights) if a.is_floating_point() else a
-
-    return tree.map(stacked if block.stacked else same, block.tree)
-
-
-def _added(total: Tensor, a: Tensor, scratch: Tensor, *, weight: float) -> Tensor:
-    """The total and a times its weight, in place: a total is always this module's own."""
-    return total.add_(torch.mul(a, weight, out=scratch)) if a.is_floating_point() else torch.maximum(total, a)
-
-
-def _plus(a: Tensor, b: Tensor) -> Tensor:
-    return a + b if a.is_floating_point() else torch.maximum(a, b)

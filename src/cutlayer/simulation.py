@@ -1,5 +1,6 @@
 """A method in simulation: all clients of a partition on this machine, round after round."""
 
+import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.engines.auto import fastest, obstacle
 from cutlayer.engines.base import Engine
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.lane import NotKept
+from cutlayer.engines.graph.recorder import Cuda
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
@@ -27,6 +31,7 @@ from cutlayer.methods.base import Method
 from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
 from cutlayer.planning.devices import Devices
+from cutlayer.precision import Precision, check_precision, computing
 from cutlayer.program import Program
 from cutlayer.reach import Here, Reach
 from cutlayer.servers import Fed, Server
@@ -39,7 +44,8 @@ if TYPE_CHECKING:
     from cutlayer.remote.on_ray import Fleet
 
 log = logging.getLogger("cutlayer")
-ENGINES = ("auto", "loop", "vmap", "ray")
+ENGINES = ("auto", "loop", "vmap", "graph", "ray")
+MOST_SURPRISES = 5  # values of a round that recordings should have kept, before they keep whatever is held
 HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
@@ -60,6 +66,7 @@ class Simulation:
         engine: str = "auto",
         chunk: int | None = None,
         seed: int = 0,
+        precision: Precision = "fp32",
         meters: tuple[Meter, ...] = (),
         devices: Devices | None = None,
         augment: Augment | None = None,
@@ -71,6 +78,7 @@ class Simulation:
         _check_partition(partition, len(data))
         check_batch(batching, partition.clients)
         _check_length(method, batching)
+        check_precision(precision, method.model.model)
         planned_for = getattr(method, "num_clients", None)  # of a method with a list of clients
         if planned_for not in (None, len(partition)):
             raise ConfigError(f"the method's lists are for {planned_for} clients, but there are {len(partition)}")
@@ -83,10 +91,11 @@ class Simulation:
         self.clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
         self.meters: tuple[Meter, ...] = (self.ledger, *meters)
         self._memory = Memory()
-        self.augment = augment
+        self.augment, self.precision = augment, precision
         self.program = Program(method)
         self._chunk = _checked_chunk(chunk)
-        self._rehearse()
+        with computing(precision):
+            self._rehearse()
         self._asked = engine
         self._fleet = self._on_ray() if engine == "ray" else None
         self.engine = self._fleet or self._engine(engine)
@@ -124,13 +133,35 @@ class Simulation:
         if self._fleet is not None:
             return self._round_on_ray(self._fleet, key, state, ids)
         if self.engine is None:
-            self.engine = self._fastest(state, ids) if self._asked == "auto" else self._vmap_or_loop(state, ids)
+            self.engine = self._vmap_or_loop(state, ids) if self._asked == "vmap" else self._fastest(state, ids)
+        if isinstance(self.engine, Graph):
+            return self._recorded(self.engine, state, ids)
+        return self._timed(self.engine, state, ids)
+
+    def _timed(self, engine: Engine, state: State, ids: tuple[int, ...]) -> State:
         if self.clock is None:
-            return self._run(self.engine, self.meters, NoClock(), state, ids, self._memory)
+            return self._run(engine, self.meters, NoClock(), state, ids, self._memory)
         self.clock.begin()
-        state = self._run(self.engine, self.meters, self.clock, state, ids, self._memory)
+        state = self._run(engine, self.meters, self.clock, state, ids, self._memory)
         self.clock.end()
         return State(*settled(tuple(state)))
+
+    def _recorded(self, engine: Graph, state: State, ids: tuple[int, ...]) -> State:
+        """A round in which a recording turned out to keep too little did not happen, and is played again."""
+        stored = [s for s in (self.ledger, self.clock, self._memory) if s is not None]
+        before = [s.content() for s in stored]
+        for attempt in itertools.count(1):
+            try:
+                return self._timed(engine, state, ids)
+            except NotKept:
+                engine.forget(keep_all=attempt >= MOST_SURPRISES)
+                log.info("engine graph: round %d is played again, with more kept of it", state.round + 1)
+                for one, content in zip(stored, before, strict=True):
+                    one.restore(content)
+            except BaseException:
+                engine.forget()
+                raise
+        raise AssertionError  # no round is played for ever
 
     def _run(
         self,
@@ -184,7 +215,8 @@ class Simulation:
             most_steps=most_steps,
         )
         servers = Server(engine, meters, clock), Fed(engine, meters, clock)
-        return self.method.round(state, Clients(world, ids), *servers)
+        with computing(self.precision):
+            return State(*engine.real(tuple(self.method.round(state, Clients(world, ids), *servers))))
 
     def _on_ray(self) -> "Fleet":
         """Clients in the actors of a Ray cluster, which cannot tell when on a simulated clock they are done."""
@@ -194,18 +226,26 @@ class Simulation:
         if self.clock is not None:
             log.warning("engine ray keeps no simulated clock")
             self.clock = None
-        kit = Kit(method=self.method, batching=self.batching, augment=self.augment)
+        kit = Kit(method=self.method, batching=self.batching, augment=self.augment, precision=self.precision)
         return Fleet(kit, self.program, self.data, self.partition)
 
     def _engine(self, name: str) -> Engine | None:
         """The engine of this name; None stands for one that the first round has to choose or to try."""
         if name not in ENGINES:
             raise UnknownNameError("engine", name, ENGINES)
+        on_gpu = self.data.y.device.type == "cuda"
         if name == "loop":
             return Loop()
         if self.method.model.random:
-            log.warning("engine loop: the model draws random numbers in training (dropout), which vmap cannot stack")
+            why = "graph cannot record" if name == "graph" or on_gpu else "vmap cannot stack"
+            log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
             return Loop()
+        if name == "graph" and not on_gpu:
+            log.warning("engine auto: graph needs data on a CUDA device, and these are on the CPU")
+        if on_gpu and name in ("auto", "graph"):
+            if name == "auto":
+                log.info("engine auto: graph; the data are on a GPU")
+            return Graph(Cuda(self.data.y.device), min(self._chunk or self.per_round, self.per_round))
         return None
 
     def _fastest(self, state: State, ids: tuple[int, ...]) -> Engine:

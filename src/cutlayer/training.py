@@ -19,6 +19,7 @@ from cutlayer.meters.clock import Clock
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method, global_model
 from cutlayer.planning.devices import Devices
+from cutlayer.precision import Precision, computing
 from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State
@@ -35,13 +36,15 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int = 512
+    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int | None = None
 ) -> dict[str, float]:
     """The mean loss and the mean of each metric over all samples, in eval mode; the model stays as it is.
 
-    A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time:
-    a text has one at every place, each with scores for a whole vocabulary.
+    A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time,
+    by default 512, or 4096 on a GPU: a text has one at every place, each with scores for a whole vocabulary.
     """
+    if targets is None:
+        targets = 4096 if data.y.is_cuda else 512
     batch = max(1, targets // max(1, data.y[:1].numel()))
     measures = {"loss": split.loss, **metrics}
     sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
@@ -81,6 +84,9 @@ class Rounds(Protocol):
     @property
     def engine_name(self) -> str | None:
         """None until one is chosen."""
+
+    @property
+    def precision(self) -> Precision: ...
 
     @property
     def clock(self) -> Clock | None: ...
@@ -204,7 +210,8 @@ class Training:
         return {name: data for name, data in named.items() if data is not None}
 
     def _evaluate(self, data: Arrays) -> dict[str, float | None]:
-        found = evaluate(self.simulation.method.model, self.model, data, self.metrics or {})
+        with computing(self.simulation.precision):
+            found = evaluate(self.simulation.method.model, self.model, data, self.metrics or {})
         return {name: _finite(value) for name, value in found.items()}
 
 
@@ -240,6 +247,7 @@ def train(
     engine: str = "auto",
     chunk: int | None = None,
     seed: int = 0,
+    precision: Precision = "fp32",
     devices: Devices | None = None,
     augment: Augment | None = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -267,6 +275,8 @@ def train(
         engine: "loop", "vmap", or "auto", which times both on the first round's first steps. They agree to rounding.
         chunk: the most clients that vmap stacks at a time, where memory is short.
         seed: of everything that is drawn: clients, batches, dropout. The model comes with its initial weights.
+        precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
+            all that is kept or sent is float32 all the same. See `cutlayer.precision`.
         devices: how fast each client is; with them every record tells the simulated time. See `Devices`.
         augment: random changes of the training images; none by default.
         metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
@@ -297,6 +307,7 @@ def train(
         engine=engine,
         chunk=chunk,
         seed=seed,
+        precision=precision,
         devices=devices,
         augment=augment,
     )

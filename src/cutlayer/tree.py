@@ -13,6 +13,17 @@ from torch import Tensor
 Tree = Any
 
 
+class Pending:
+    """A value that an engine has not computed yet: all that is known of it is what it looks like."""
+
+    __slots__ = ()
+
+    @property
+    def bare(self) -> Tree:
+        """The value with tensors that have no content."""
+        raise NotImplementedError
+
+
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply fn to the tensors of a tree, beside the same places of the other trees."""
     if isinstance(tree, Tensor):
@@ -21,6 +32,8 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
         return {k: map(fn, v, *(r[k] for r in rest)) for k, v in tree.items()}
     if isinstance(tree, tuple):
         return rebuild(tree, [map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(tree)])
+    if isinstance(tree, Pending):
+        return map(fn, tree.bare, *rest)
     return tree
 
 
@@ -37,6 +50,8 @@ def leaves(tree: Tree) -> Iterator[Any]:
     elif isinstance(tree, tuple):
         for value in tree:
             yield from leaves(value)
+    elif isinstance(tree, Pending):
+        yield from leaves(tree.bare)
     elif tree is not None:
         yield tree
 
@@ -59,6 +74,11 @@ def where(ok: Tensor, new: Tree, old: Tree) -> Tree:
 def owned(tree: Tree) -> Tree:
     """The same values in memory of their own: the strides of a view may change later roundings."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
+
+
+def bare(tree: Tree) -> Tree:
+    """What a value looks like, where it is not computed yet; else the value."""
+    return tree.bare if isinstance(tree, Pending) else tree
 
 
 def detach(tree: Tree) -> Tree:

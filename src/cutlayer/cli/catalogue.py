@@ -14,6 +14,7 @@ ENGINES = {
     "auto": "times the others on the first steps and keeps the fastest; says which and why",
     "loop": "one client after another, plain Python: the reference, and for big models on a CPU",
     "vmap": "clients of equal shapes stacked: for many small clients",
+    "graph": "each client's step recorded as a CUDA graph and replayed, many clients side by side: on a GPU",
     "ray": "clients in the processes of a Ray cluster, on this machine or on many: for more cores than one",
 }
 DATA = {

@@ -49,7 +49,7 @@ def named(what: str) -> tuple[Run, ...]:
 
 def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     """The runs of a recipe or file as the command line changes them: first their scale, then single keys."""
-    given = {"rounds": orders.rounds, "seed": orders.seed, "engine": orders.engine}
+    given = {"rounds": orders.rounds, "seed": orders.seed, "engine": orders.engine, "device": orders.device}
     flags = {key: value for key, value in given.items() if value is not None}
     settings = parsed(orders.settings or [])
 

@@ -13,7 +13,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for 
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")]
 Seed = Annotated[int | None, typer.Option(help="The seed, or the first of several.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")]
-Engine = Annotated[str | None, typer.Option(help="auto, loop, vmap or ray.")]
+Engine = Annotated[str | None, typer.Option(help="auto, loop, vmap, graph or ray.")]
+Device = Annotated[str | None, typer.Option(help="cpu, or cuda where torch has it.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
 Out = Annotated[Path, typer.Option(help="Where the folders of runs go.")]
 Scale = Annotated[
@@ -65,6 +66,7 @@ class Orders:
     seed: int | None
     seeds: int
     engine: str | None
+    device: str | None
     data: Path | None
     out: Path
     scale: float | None

@@ -112,8 +112,8 @@ def serve(
 
 def _one(what: str, settings: list[str] | None) -> Run:
     orders = Orders(
-        rounds=None, seed=None, seeds=1, engine=None, data=None, out=Path("runs"), scale=None, settings=settings,
-        resume=False, overwrite=False, quiet=False,
+        rounds=None, seed=None, seeds=1, engine=None, device=None, data=None, out=Path("runs"), scale=None,
+        settings=settings, resume=False, overwrite=False, quiet=False,
     )  # fmt: skip
     runs = launch.prepared(launch.named(what), orders, what)
     if len(runs) != 1:

@@ -44,11 +44,13 @@ class Augment:
                 "give images (clients, samples, channels, height, width) and one key a client"
             )
         draws = np.concatenate([self._draws(x.shape[1], key) for key in keys])
+        angles = np.radians(draws[:, 4] * self.rotate)
+        there = _sent(np.stack([*draws.T[:4], np.cos(angles), np.sin(angles)]), x.device)
         images = x.flatten(0, 1)
         if self.rotate:
-            images = rotated(images, draws[:, 4] * self.rotate)
+            images = rotated(images, *there[4:].float())
         if self.crop or self.flip or self.vertical_flip:
-            images = self._placed(images, draws[:, :4].astype(np.int64))
+            images = self._placed(images, there[:4].long())
         return images.reshape(x.shape)
 
     def _draws(self, num: int, key: int) -> NDArray[np.float64]:
@@ -62,10 +64,10 @@ class Augment:
         draws[:, 4] = 2 * draws[:, 4] - 1
         return draws
 
-    def _placed(self, images: Tensor, draws: NDArray[np.int64]) -> Tensor:
+    def _placed(self, images: Tensor, draws: Tensor) -> Tensor:
         """Cut out of the padded images, then flipped: one look-up of where each pixel comes from."""
         height, width = images.shape[2:]
-        down, right, upside_down, mirrored = torch.from_numpy(draws).to(images.device).T[:, :, None]
+        down, right, upside_down, mirrored = draws[:, :, None]
         rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
         rows = down + torch.where(upside_down.bool(), height - 1 - rows, rows)
         columns = right + torch.where(mirrored.bool(), width - 1 - columns, columns)
@@ -76,11 +78,19 @@ class Augment:
         ]
 
 
-def rotated(images: Tensor, degrees: NDArray[np.float64]) -> Tensor:
-    """(images, channels, height, width), each turned anticlockwise about its centre, between pixels bilinearly."""
+def _sent(draws: NDArray[np.float64], device: torch.device) -> Tensor:
+    """The draws on the device, in one copy that nobody waits for."""
+    here = torch.from_numpy(draws)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
+def rotated(images: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(images, channels, height, width), each turned anticlockwise by an angle of this cosine and sine.
+
+    Pixels are read between pixels of the old image, bilinearly, and turn about its centre.
+    """
     height, width = images.shape[2:]
-    turns = np.stack([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))]).astype(np.float32)
-    cos, sin = torch.from_numpy(turns).to(images.device)[:, :, None, None]
+    cos, sin = cos[:, None, None], sin[:, None, None]
     y, x = (torch.arange(size, device=images.device) - (size - 1) / 2 for size in (height, width))
     from_y = cos * y[:, None] + sin * x + (height - 1) / 2
     from_x = cos * x - sin * y[:, None] + (width - 1) / 2

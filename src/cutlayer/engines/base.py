@@ -5,10 +5,25 @@ from typing import Any, Protocol
 
 from cutlayer.batches import Index
 from cutlayer.data.arrays import Arrays
+from cutlayer.sums import Weights, weighted_sum
+from cutlayer.tree import Tree
 from cutlayer.values import Block, PerClient
 
 Fn = Callable[..., Any]
 Ids = tuple[int, ...]
+
+
+class AtOnce:
+    """What engines have in common whose values are there as soon as they are asked for."""
+
+    def once(self, fn: Fn, values: Sequence[Any]) -> Any:
+        return fn(*values)
+
+    def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
+        return weighted_sum(rows, weights, largest_integers)
+
+    def real(self, value: Tree) -> Tree:
+        return value
 
 
 class Engine(Protocol):
@@ -42,4 +57,16 @@ class Engine(Protocol):
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         """Each client's pullback of its gradient."""
+        ...
+
+    def once(self, fn: Fn, values: Sequence[Any]) -> Any:
+        """fn(*values), of values that a server holds."""
+        ...
+
+    def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
+        """The sum of each client's values times its weight; integers as numbers, or their maximum."""
+        ...
+
+    def real(self, value: Tree) -> Tree:
+        """The value computed, where the engine only has a handle to it."""
         ...

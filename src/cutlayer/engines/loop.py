@@ -9,13 +9,13 @@ from torch import Tensor
 from cutlayer import calculus, tree
 from cutlayer.batches import Index
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import Fn, Ids
+from cutlayer.engines.base import AtOnce, Fn, Ids
 from cutlayer.kinds import Place
 from cutlayer.tree import Tree
 from cutlayer.values import Block, PerClient, aligned
 
 
-class Loop:
+class Loop(AtOnce):
     """A block per client."""
 
     name = "loop"

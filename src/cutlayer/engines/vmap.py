@@ -10,12 +10,12 @@ from torch.func import vmap
 from cutlayer import calculus, tree
 from cutlayer.batches import Index
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import Fn, Ids
+from cutlayer.engines.base import AtOnce, Fn, Ids
 from cutlayer.tree import Tree
 from cutlayer.values import Block, PerClient, aligned, shared
 
 
-class Vmap:
+class Vmap(AtOnce):
     """A block per shape, of at most `chunk` clients. What is the same for all clients is computed once."""
 
     name = "vmap"

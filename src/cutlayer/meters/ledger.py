@@ -66,6 +66,7 @@ class Ledger:
 
     def size(self, value: Tree, rows: int = 1) -> int:
         """Bytes of one of the rows that are stacked in a value; its plain numbers are each row's own."""
+        value = tree.bare(value)
         counted = value._replace(buffers={}) if isinstance(value, Model) and not self.count_buffers else value
         stacked = tree.num_bytes(tuple(tree.tensors(counted)))
         return stacked // rows + tree.num_bytes(counted) - stacked

@@ -4,6 +4,7 @@
 and the last layers at the client: the server's output comes down, its gradient goes up, two round trips.
 """
 
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -48,11 +49,12 @@ class Arrived:
         self.model, self.server, self.z, self.y = model, server, z, y
 
     def loss(self, h: PerClient) -> tuple[PerClient, PerClient]:
-        grads = self.server.grad(self._loss, h, self.y)
+        grads = self.server.grad(partial(_loss, self.model), h, self.y)
         return grads.loss, grads.cut
 
-    def _loss(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
-        return self.model.loss(h, y), {}
+
+def _loss(model: Split, h: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+    return model.loss(h, y), {}
 
 
 class TwoPart:

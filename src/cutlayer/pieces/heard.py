@@ -7,8 +7,9 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.rules import squared_norm
-from cutlayer.servers import Keeper, Weights
+from cutlayer.servers import Keeper
 from cutlayer.state import Grads
+from cutlayer.sums import Weights
 from cutlayer.tree import Tree
 from cutlayer.values import Held, PerClient
 

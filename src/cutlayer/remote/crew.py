@@ -22,6 +22,7 @@ from cutlayer.batches import Batching
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.methods.base import Method
+from cutlayer.precision import Precision
 from cutlayer.program import Program
 from cutlayer.remote.messages import Kept, Work
 from cutlayer.remote.session import Device, Session
@@ -76,6 +77,7 @@ class Kit:
     method: Method
     batching: Batching
     augment: Augment | None
+    precision: Precision = "fp32"
 
 
 class Share(NamedTuple):
@@ -137,6 +139,7 @@ class Crew:
             batching=self._kit.batching,
             vault=self._vaults.setdefault(client, Vault(client)),
             augment=self._kit.augment,
+            precision=self._kit.precision,
         )
 
 

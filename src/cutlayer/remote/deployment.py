@@ -19,6 +19,7 @@ from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method, TooFew
 from cutlayer.pieces.sampler import uniform
 from cutlayer.places import Clients, World
+from cutlayer.precision import Precision, check_precision, computing
 from cutlayer.program import Program
 from cutlayer.remote.kept import Statements
 from cutlayer.remote.messages import Begin
@@ -51,6 +52,7 @@ class Deployment:
     per_round: int | None = None
     seed: int = 0
     device: str = "cpu"  # that this server computes on
+    precision: Precision = "fp32"  # that its layers compute in
     deadline: float = 60.0  # seconds that a server waits for an answer
     patience: float = 24 * 3600.0  # seconds that a fed server of its own waits for a round to begin
     gather: Callable[[int], Ids]  # waits until a round can begin: the clients that are present
@@ -60,6 +62,7 @@ class Deployment:
     meters: tuple[Meter, ...] = ()
 
     def __post_init__(self) -> None:
+        check_precision(self.precision, self.method.model.model)
         self.program = Program(self.method)
         self.shadow = Shadow(self.program, self.sample)
         self.ledger = Ledger()
@@ -146,7 +149,8 @@ class Deployment:
         bridge = self._bridge(round_.token)
         server = Server(self._engine("server"), meters, bridge=bridge)
         fed = Fed(self._engine("fed"), meters, bridge=bridge)
-        after = self.method.round(state, Clients(world, ids), server, fed)
+        with computing(self.precision):
+            after = self.method.round(state, Clients(world, ids), server, fed)
         remote.finish()
         return after
 

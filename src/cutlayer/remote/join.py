@@ -69,6 +69,7 @@ class Place:
             batching=run.batching,
             vault=vault,
             augment=run.augment,
+            precision=run.precision,
             never=self.never,
             secret=self.secret,
         )

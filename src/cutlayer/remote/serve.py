@@ -125,6 +125,7 @@ class Server:
             per_round=run.per_round,
             seed=run.seed,
             device=run.device,
+            precision=run.precision,
             deadline=self.serving.deadline,
             gather=self.gather,
             on_begin=lambda round, ids: self.board.round_began(round + 1, ids),

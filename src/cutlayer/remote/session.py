@@ -13,6 +13,7 @@ from cutlayer.batches import Batching
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.engines.loop import Loop
+from cutlayer.precision import Precision
 from cutlayer.program import Program
 from cutlayer.reach import Here
 from cutlayer.remote.commands import AnyCommand, Deliver, Up
@@ -43,6 +44,7 @@ class Device:
     batching: Batching
     vault: Vault
     augment: Augment | None = None
+    precision: Precision = "fp32"
     never: frozenset[str] = frozenset()
     secret: str | None = None  # mixed into the seeds that it has to itself, so that no server can know them
 
@@ -111,6 +113,7 @@ class Session:
             num_samples=len(device.data),
             key=work.key,
             never=device.never,
+            precision=device.precision,
             parcel=None if self.parcels is None else partial(self.parcels, work.token),
         )
         return self._round

@@ -9,7 +9,7 @@ from torch import Tensor
 from cutlayer import calculus
 from cutlayer.batches import Index
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import Fn, Ids
+from cutlayer.engines.base import AtOnce, Fn, Ids
 from cutlayer.engines.loop import Loop
 from cutlayer.meters.clock import identity
 from cutlayer.remote.shadow import signature
@@ -18,7 +18,7 @@ from cutlayer.tree import Tree
 from cutlayer.values import Block, PerClient
 
 
-class Shapes:
+class Shapes(AtOnce):
     """A block per client, on tensors without content."""
 
     name = "shapes"

@@ -16,6 +16,7 @@ from cutlayer.batches import Batching, Walk
 from cutlayer.errors import CutlayerError, LawError, WireError
 from cutlayer.kinds import KINDS, Kind, Place
 from cutlayer.places import Clients, World
+from cutlayer.precision import Precision, computing
 from cutlayer.program import Program
 from cutlayer.reach import Reach
 from cutlayer.registry import find
@@ -58,6 +59,7 @@ class Round:
     num_samples: int
     key: int
     never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
+    precision: Precision = "fp32"  # that layers compute in
     parcel: Callable[[int], Tree] | None = None  # what the fed server sends itself, where it is a process of its own
     slots: dict[int, PerClient] = field(default_factory=dict)
 
@@ -76,11 +78,12 @@ class Round:
         """What goes up at the end of the list."""
         supply = Supply(iter(numbers), iter(tensors))
         leaving: list[Tree] = []
-        for place, command in enumerate(commands):
-            try:
-                leaving += self._run(command, supply)
-            except REFUSED as error:
-                raise Trouble(f"command {place + 1} ({described(command)})", reason_of(error)) from error
+        with computing(self.precision):
+            for place, command in enumerate(commands):
+                try:
+                    leaving += self._run(command, supply)
+                except REFUSED as error:
+                    raise Trouble(f"command {place + 1} ({described(command)})", reason_of(error)) from error
         supply.check_empty()
         return leaving
 

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutlayer import keys, tree
 from cutlayer.errors import ConfigError
+from cutlayer.fusing import fused, is_fusing
+from cutlayer.precision import layers
+from cutlayer.rows import Rows
 from cutlayer.split.traits import draws, normalises, writes
 from cutlayer.split.units import Chain, Unit, preloaded, units_of
-from cutlayer.state import Tensors
+from cutlayer.state import Model, Tensors
 
 _GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
 
@@ -72,6 +76,7 @@ class Segment:
         self.normalises = any(normalises(unit.module) for unit in units)  # with the statistics of its batch
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
+        self._counters = _counters(units, slots)
 
     @property
     def draws(self) -> bool:
@@ -82,20 +87,37 @@ class Segment:
 
         So what a unit draws does not depend on where the model is cut.
         """
-        if not self._units:
-            return x, {}
+        return layers(self._seeded, values, x, seed) if self._units else (x, {})
+
+    def _seeded(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
         if not self.draws:
-            return self._run(values, x, _no_seed)
+            return self._fused(values, x) if is_fusing() else self._run(values, x, _no_seed)
         if seed is None:
             raise ConfigError("the model draws random numbers (dropout or the like): give the call a key, not None.")
         with _seeding(seed, tree.tensors(x)[0].device) as seed_for:
             return self._run(values, x, seed_for)
 
+    def _fused(self, values: Values, x: Any) -> tuple[Any, Tensors]:
+        """The same in fewer kernels. Counters of batches, each a number of its own, go on all at once outside."""
+        counted = [name for name in self.buffers if name in self._counters]
+        others = tuple(name for name in self.buffers if name not in self._counters)
+        kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
+        own = Model(*({name: held[name] for name in names} for held, names in kinds))
+        out, buffers = fused(self._uncounted)(own, x)
+        later = torch._foreach_add([values.buffers[name] for name in counted], 1) if counted else ()
+        made = {**buffers, **dict(zip(counted, later, strict=True))}
+        return out, {name: made[name] for name in self.buffers}
+
+    def _uncounted(self, values: Model, x: Any) -> tuple[Any, Tensors]:
+        return self._run(values, x, _no_seed)
+
     def _run(self, values: Values, x: Any, seed_for: Callable[[int], None]) -> tuple[Any, Tensors]:
         if self._writes:
             x = tree.map(torch.clone, x)  # the caller's value stays as it is
         params, frozen, buffers = values.params, values.frozen, values.buffers
-        fresh = {name: buffers[name].clone() for name in self.buffers}  # normalisation layers update them in place
+        # Normalisation layers update them in place; a counter that is left out is none to them.
+        left_out = self._counters - buffers.keys()
+        fresh = _fresh(buffers, tuple(name for name in self.buffers if name not in left_out))
         with self.body.lock:
             try:
                 for home, key, name, _ in self._params:
@@ -103,15 +125,31 @@ class Segment:
                 for home, key, name, _ in self._frozen:
                     home[key] = frozen[name]
                 for home, key, name, _ in self._buffers:
-                    home[key] = fresh[name]
+                    home[key] = fresh.get(name)
                 for number, steps in self._units:
                     seed_for(number)
                     for step in steps:
                         x = step(x)
-                return x, {name: home[key] for home, key, name, _ in self._buffers}
+                return x, {name: home[key] for home, key, name, _ in self._buffers if name in fresh}
             finally:
                 for home, key, _, empty in self._slots:
                     home[key] = empty
+
+
+def _counters(units: tuple[Unit, ...], slots: tuple[Slot, ...]) -> frozenset[str]:
+    """Names of the counters of batches that normalisation layers keep and compute nothing with."""
+    layers = [
+        m for unit in units for m in unit.module.modules() if isinstance(m, _BatchNorm) and m.momentum is not None
+    ]
+    homes = {id(layer._buffers) for layer in layers if layer.training}
+    return frozenset(s.name for s in slots if id(s.home) in homes and s.key == "num_batches_tracked")
+
+
+def _fresh(buffers: Tensors, names: tuple[str, ...]) -> Tensors:
+    """Copies of these buffers; of those that lie side by side, all at once."""
+    if isinstance(buffers, Rows) and tuple(buffers) == names:
+        return buffers.clone()
+    return {name: buffers[name].clone() for name in names}
 
 
 def _names(slots: tuple[Slot, ...]) -> tuple[str, ...]:

@@ -1,0 +1,402 @@
+"""The engine `graph`: chains of operations recorded once and replayed for client after client."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.batches import Index
+from cutlayer.calculus import Pullback
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.base import Fn, Ids
+from cutlayer.engines.graph.execute import done
+from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, copied, follow, stretches
+from cutlayer.engines.graph.lane import Book, Lane, lowered
+from cutlayer.engines.graph.queue import (
+    Buffer,
+    Command,
+    Common,
+    Function,
+    Literal,
+    Loan,
+    Queue,
+    Ref,
+    Several,
+    Shared,
+    Value,
+    name_of,
+)
+from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.sums import Weights, weighted_sum
+from cutlayer.tree import Pending, Tree
+from cutlayer.values import Block, PerClient, aligned, shared
+
+log = logging.getLogger("cutlayer")
+Plain = int | float | str | None
+MOST_HELD = 16  # chains of each lane whose inputs wait for the lane before the host joins it
+
+
+class Graph:
+    """A block per client, whose value is a handle until somebody needs it."""
+
+    name = "graph"
+
+    def __init__(self, recorder: Recorder, slots: int) -> None:
+        self._book = Book(recorder, slots)
+        self._lanes = [Lane(i, self._book) for i in range(slots)]
+        self._forms = Forms()
+        self._known: dict[Any, tuple[Form, ...]] = {}  # by operation on values of these forms: what it makes
+        self._functions: dict[Any, Function] = {}
+        self._buffers: dict[Form, list[Buffer]] = {}  # memory that is free
+        self._freed: deque[Buffer] = deque()  # handles to shared values die at any time
+        self._num_buffers = 0
+        self._told: set[Any] = set()
+        self._begin()
+
+    def forget(self, *, keep_all: bool = False) -> None:
+        """Drop all that waits: a round that could not go on did not happen. From now on recordings may keep all."""
+        self._join()  # running lanes still read what is let go of here
+        self._book.keeps_all |= keep_all
+        self._begin()
+
+    def _begin(self) -> None:
+        self._queues: dict[int, Queue] = {}
+        self._waiting: dict[int, Queue] = {}
+        self._assigned: dict[int, int] = {}
+        self._running: set[int] = set()  # lanes whose work the host has not joined
+        self._held: list[Any] = []  # what running lanes still read
+        self._common: dict[int, tuple[Tree, Shared]] = {}
+        self._loaded = self._since_load = False
+        for lane in self._lanes:
+            lane.occupant = None
+
+    @property
+    def num_recordings(self) -> int:
+        """Of all chains in all lanes."""
+        return sum(lane.num_recordings for lane in self._lanes)
+
+    @property
+    def refused(self) -> set[str]:
+        """Why chains could not be recorded, of those that could not."""
+        return set(self._book.refused.values())
+
+    # -- the protocol -----------------------------------------------------------------------------------------------
+
+    def load(self, data: Arrays, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
+        """Whole stacks at a time. A chain ends where the next batch comes, if not before."""
+        if self._since_load:
+            self._flush()
+        self._loaded = True
+        groups: dict[int, list[int]] = {}
+        for j, i in index.items():
+            groups.setdefault(len(i), []).append(j)
+        x, y = [], []
+        for ids in map(tuple, groups.values()):
+            rows = upload(np.stack([index[j] for j in ids]), torch.int64, data.y.device)
+            x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
+            y.append(Block(ids, data.y[rows], stacked=True))
+        return PerClient("clients", x, index), PerClient("clients", y, index)
+
+    def keys(self, keys: Mapping[int, int]) -> PerClient:
+        """None: a model that draws random numbers runs on the loop engine."""
+        return shared("anywhere", tuple(keys), None)
+
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        return PerClient("anywhere", [Block((j,), torch.tensor(key), stacked=False) for j, key in keys.items()])
+
+    def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
+        made: list[Block] = []
+        for group, blocks in aligned(values, ids):
+            if any(b.stacked or _own(b.tree) for b in blocks):
+                made += [_block(j, _handed(ref)) for j, (ref,) in self._each("call", fn, values, group, None)]
+            else:  # the same for all of them, so once
+                made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
+        return made
+
+    def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        made = self._each("vjp", fn, values, ids, cut)
+        return [_block(j, (out, Pullback(pull, (j,)))) for j, (out, pull) in made]  # type: ignore[arg-type]
+
+    def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        return [_block(j, ref) for j, (ref,) in self._each("grad", fn, values, ids, cut)]
+
+    def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
+        bare = PerClient(pullbacks.place, [b._replace(tree=b.tree.pull) for b in pullbacks.blocks], pullbacks.ids)
+        return [_block(j, ref) for j, (ref,) in self._each("pull", None, (bare, gradient), pullbacks.ids, None)]
+
+    def once(self, fn: Fn, values: Sequence[Any]) -> Any:
+        """fn(*values); where values are clients', it joins the chain of the last one."""
+        owned = [v for v in values if isinstance(v, Ref)]
+        if not owned:
+            return fn(*(self.real(v) for v in values))
+        queue = owned[-1].cell.queue
+        (ref,) = self._operation("call", fn, [(v, False) for v in values], queue, None)
+        return _handed(ref)
+
+    def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
+        """The weighted sum over clients: over values in rows, one product for each type of number."""
+        self._flush()
+        self._join()
+        fast = self._product(rows, weights, largest_integers)
+        if fast is not None:
+            return fast
+        blocks = [b._replace(tree=self._seen(b.tree)) for b in rows.blocks]
+        return weighted_sum(PerClient(rows.place, blocks, rows.ids), weights, largest_integers)
+
+    def real(self, value: Tree) -> Tree:
+        """The value with everything computed, in memory of its own."""
+        if isinstance(value, Pending):
+            return tree.owned(self._seen(value))
+        if isinstance(value, dict):
+            return {k: self.real(v) for k, v in value.items()}
+        return tree.rebuild(value, [self.real(v) for v in value]) if isinstance(value, tuple) else value
+
+    # -- chains -----------------------------------------------------------------------------------------------------
+
+    def _queue(self, j: int) -> Queue:
+        return self._queues.setdefault(j, Queue(j))
+
+    def _each(
+        self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
+    ) -> list[tuple[int, list[Ref]]]:
+        """One more operation in the chains of these clients, with each one's own arguments."""
+        homes = [{j: block for block in v.blocks for j in block.ids} for v in values]
+        made = []
+        for j in ids:
+            blocks = [home[j] for home in homes]
+            arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
+            made.append((j, self._operation(how, fn, arguments, self._queue(j), cut)))
+        return made
+
+    def _operation(
+        self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: Queue, cut: int | None
+    ) -> list[Ref]:
+        """One more operation in a client's chain. One of its kind that was never seen before runs now.
+
+        So does one with a plain number: chains with another number each time would be recorded without end.
+        """
+        values = [self._at_hand(value, same, queue) for value, same in arguments]
+        given = [self._form(value) for value in values]
+        name = name_of(fn)
+        operation = how, name, tuple(given), cut
+        if how == "call" and any(type(value) in NUMBERS for value in values):
+            return self._done_now(how, fn, values, queue, cut)
+        forms = self._known.get(operation)
+        if forms is None:
+            refs = self._done_now(how, fn, values, queue, cut)
+            self._known[operation] = tuple(ref.form for ref in refs)
+            return refs
+        args = tuple(_encoded(value, form, queue) for value, form in zip(values, given, strict=True))
+        function = None if fn is None else self._functions.setdefault(name, Function(fn))
+        self._waiting[queue.client] = queue
+        self._since_load |= self._loaded
+        return queue.add(Command(how, function, args, cut), forms)
+
+    def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: Queue, cut: int | None) -> list[Ref]:
+        self._flush()  # what is made now must not take a slot that a waiting chain still reads
+        results = done(how, fn, [self.real(a) for a in arguments], cut)
+        forms = tuple(self._forms.pullback() if callable(r) else self._forms.of(r) for r in results)
+        refs = [queue.held(form) for form in forms]
+        for ref, result in zip(refs, results, strict=True):
+            queue.values[ref.cell.slot] = Value(ref.form, result)
+        return refs
+
+    def _at_hand(self, value: Tree, same: bool, queue: Queue) -> Tree:
+        """An argument as the chain of this queue can have it."""
+        if isinstance(value, Ref):
+            return value if value.cell.queue is queue else self.real(value)
+        if _own(value):
+            return tuple(self._at_hand(v, same, queue) for v in value)
+        if isinstance(value, Plain | Shared) or not same:
+            return value
+        return self._spread(value)
+
+    def _form(self, value: Tree) -> Any:
+        if isinstance(value, Ref):
+            return value.form
+        if isinstance(value, Shared):
+            return value.form
+        if isinstance(value, Plain):
+            return type(value), value
+        return tuple(map(self._form, value)) if _own(value) else self._forms.of(value)
+
+    def _spread(self, value: Tree) -> Shared:
+        """A value that all clients have, in memory that all chains can read."""
+        if id(value) not in self._common:
+            self._join()
+            buffer = self._buffer(self._forms.of(value))
+            copied(buffer.tree, value)
+            self._common[id(value)] = value, Shared(Loan(buffer), buffer.form)
+        return self._common[id(value)][1]
+
+    def _buffer(self, form: Form) -> Buffer:
+        """Memory that nobody reads any more; lanes that may still read it have been joined."""
+        free = self._buffers.setdefault(form, [])
+        if free:
+            return free.pop(0)
+        memory = form.layout.empty(self._book.recorder.device)
+        self._book.addresses |= {row.untyped_storage().data_ptr() for row in memory.values()}
+        self._num_buffers += 1
+        return Buffer(self._num_buffers, form, form.layout.of(memory), memory, self._freed)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Run every chain that waits, side by side."""
+        if not self._waiting:
+            return
+        self._book.flush += 1
+        waiting = list(self._waiting.values())
+        lanes = {queue.client: self._lane(queue) for queue in waiting}
+        self._book.recorder.fork(set(lanes.values()))
+        self._running |= set(lanes.values())
+        for queue in waiting:
+            self._held.append((queue.puts, queue.values, queue.common))
+            self._lanes[lanes[queue.client]].run(queue)
+        self._waiting.clear()
+        self._held.append(list(self._common.values()))
+        self._common.clear()
+        self._loaded = self._since_load = False
+        if len(self._held) > MOST_HELD * len(self._lanes):
+            self._join()
+        self._tell()
+
+    def _join(self) -> None:
+        if self._running:
+            self._book.recorder.join(self._running)
+        self._running = set()
+        self._held.clear()
+        while self._freed:
+            buffer = self._freed.popleft()
+            free = self._buffers.setdefault(buffer.form, [])
+            free.append(buffer)
+            free.sort()
+
+    def _lane(self, queue: Queue) -> int:
+        """A client stays in its lane while it has values; a new one goes where the fewest are."""
+        if queue.client not in self._assigned:
+            self._assigned = {j: i for j, i in self._assigned.items() if self._is_busy(self._queues[j])}
+            load = [0] * len(self._lanes)
+            for i in self._assigned.values():
+                load[i] += 1
+            self._assigned[queue.client] = load.index(min(load))
+            self._book.crowded = len(set(self._assigned.values())) < len(self._assigned)
+        return self._assigned[queue.client]
+
+    def _is_busy(self, queue: Queue) -> bool:
+        queue.collect()
+        return bool(queue.forms or queue.commands)
+
+    def _tell(self) -> None:
+        """Why a chain runs as it is, once for each reason."""
+        for why in self.refused - self._told:
+            log.warning("engine graph: a chain runs unrecorded (%s)", why)
+            self._told.add(why)
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _seen(self, value: Tree) -> Tree:
+        """The value as it lies in memory now."""
+        if isinstance(value, Shared):
+            return lowered(value.form, follow(value.loan.buffer.tree, value.path))
+        if isinstance(value, Ref):
+            self._flush()
+            self._join()
+            queue, slot = value.cell.queue, value.cell.slot
+            own = queue.values[slot]
+            seen = follow(self._book.read(own), value.path)
+            return lowered(value.form, seen)
+        if isinstance(value, tuple):
+            return tree.rebuild(value, [self._seen(v) for v in value])
+        return value
+
+    def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
+        """The sum as a product of weights and rows; None if the values do not lie in rows of one order."""
+        found = [self._in_row(b) for b in rows.blocks]
+        if not found or any(f is None for f in found):
+            return None
+        ref = rows.blocks[0].tree
+        groups: dict[Any, list[tuple[int, float]]] = {}
+        for block, (home, form, lane) in zip(rows.blocks, found, strict=True):  # type: ignore[misc]
+            groups.setdefault((home, form), []).append((lane, sum(float(weights[j]) for j in block.ids)))
+        numbers = any(not isinstance(leaf, Tensor) for leaf in tree.leaves(ref.form.bare))
+        if numbers or any(b.tree.path != ref.path or b.tree.form is not ref.form for b in rows.blocks):
+            return None
+        apart = {key: stretches(key[1], ref.form, ref.path) for key in groups}
+        if any(s is None for s in apart.values()):
+            return None
+        if not largest_integers and any(not d.is_floating_point for d in ref.form.layout.sizes):
+            return None
+        buffer = self._buffer(ref.form)
+        for dtype, total in buffer.memory.items():
+            self._summed(dtype, total, groups, apart)
+        return Shared(Loan(buffer), buffer.form)
+
+    def _summed(self, dtype: torch.dtype, total: Tensor, groups: Mapping[Any, Any], apart: Mapping[Any, Any]) -> None:
+        for k, ((home, form), members) in enumerate(groups.items()):
+            stretch = next(s for s in apart[home, form] if s.dtype == dtype)
+            matrix = self._book.bank(home, form).memory[dtype][:, stretch.start : stretch.start + stretch.size]
+            members = sorted(members)
+            own = _chosen(matrix, [lane for lane, _ in members])
+            if not dtype.is_floating_point:
+                largest = own.amax(0)
+                total.copy_(largest if k == 0 else torch.maximum(total, largest))
+                continue
+            w = upload([weight for _, weight in members], dtype, own.device)
+            torch.addmv(total, own.t(), w, beta=0 if k == 0 else 1, out=total)
+
+    def _in_row(self, block: Block) -> tuple[int, Form, int] | None:
+        if not isinstance(block.tree, Ref):
+            return None
+        queue, slot = block.tree.cell.queue, block.tree.cell.slot
+        value = queue.values[slot]
+        self._book.read(value)
+        if value.home is None or self._book.crowded:
+            return None
+        return value.home, value.form, self._assigned[queue.client]
+
+
+def _encoded(value: Tree, form: Any, queue: Queue) -> Any:
+    """An argument as a part of a chain."""
+    if isinstance(value, Ref):
+        return queue.argument(value)
+    if isinstance(value, Shared):
+        queue.common[value.loan.buffer.number] = value.loan
+        return Common(value.loan.buffer.number, value.path)
+    if isinstance(value, Plain):
+        return Literal(type(value), value)
+    if _own(value):
+        return Several(tuple(_encoded(v, f, queue) for v, f in zip(value, form, strict=True)))
+    return queue.put(form, value)
+
+
+def _own(value: Tree) -> bool:
+    """Whether a value is, or holds, one of a single client that is not computed yet."""
+    return isinstance(value, Ref) or (type(value) is tuple and any(map(_own, value)))
+
+
+def _handed(ref: Ref) -> Tree:
+    """The result as a method sees it: several values in a plain tuple are apart."""
+    return tuple(ref.item(k) for k in range(len(ref.form.bare))) if type(ref.form.bare) is tuple else ref
+
+
+def _block(j: int, value: Any) -> Block:
+    return Block((j,), value, stacked=False)
+
+
+def _chosen(matrix: Tensor, rows: list[int]) -> Tensor:
+    """These rows of a matrix; neighbours without a copy."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return matrix[rows[0] : rows[0] + len(rows)]
+    return matrix.index_select(0, upload(rows, torch.int64, matrix.device))
+
+
+def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on the device, without waiting for it."""
+    here = torch.as_tensor(numbers, dtype=dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here

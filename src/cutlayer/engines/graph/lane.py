@@ -1,0 +1,305 @@
+"""A lane runs the chains of one client at a time, in rows of memory that never move."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.checks import reason
+from cutlayer.engines.graph.execute import executed
+from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copied, is_there
+from cutlayer.engines.graph.queue import NOT_KEPT, Queue, Value
+from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.errors import CutlayerError
+from cutlayer.state import Grads
+from cutlayer.tree import Tree
+
+FUSE_AFTER = 200  # plays of a chain in all lanes: then it is worth the half minute that compiling it takes
+
+
+class NotKept(CutlayerError):
+    """A value was asked for that the recording of its chain did not keep; from now on it does."""
+
+
+class Pull:
+    """A pullback that a recording left behind; each replay refreshes what it computes with."""
+
+    def __init__(self) -> None:
+        self.current: Callable[..., Grads] | None = None
+
+    def __call__(self, gradient: Tensor) -> Grads:
+        assert self.current is not None
+        return self.current(gradient, again=True)
+
+
+class Out(NamedTuple):
+    """A value that a chain leaves."""
+
+    slot: int
+    number: int  # among the values that the chain makes
+    form: Form
+
+
+class Kept(NamedTuple):
+    """A value that a recording leaves in rows."""
+
+    number: int
+    form: Form
+    home: int
+
+
+class Recording(NamedTuple):
+    """A chain that can be replayed."""
+
+    replay: Callable[[], None]
+    puts: tuple[Tree, ...]  # where it looks for what comes from outside
+    outs: Mapping[int, Tree]  # where it leaves what it makes, by number
+
+
+class Bank:
+    """Rows for values of one form, one for each lane."""
+
+    def __init__(self, form: Form, lanes: int, device: torch.device) -> None:
+        sizes = form.layout.sizes
+        self.memory = {d: torch.zeros(lanes, size, dtype=d, device=device) for d, size in sizes.items()}
+
+    def row(self, lane: int) -> Memory:
+        return {dtype: rows[lane] for dtype, rows in self.memory.items()}
+
+
+@dataclass
+class Book:
+    """What all lanes know: memory, and what earlier chains have taught."""
+
+    recorder: Recorder
+    lanes: int
+    banks: dict[tuple[Any, Form], Bank] = field(default_factory=dict)
+    seen: dict[Any, int] = field(default_factory=dict)  # by chain: the first flush that had it
+    used: dict[Any, set[int]] = field(default_factory=dict)  # by chain: which of its values were read later
+    played: dict[Any, int] = field(default_factory=dict)  # by chain: how often it was, in all lanes together
+    refused: dict[Any, str] = field(default_factory=dict)  # by chain: why it cannot be recorded
+    addresses: set[int] = field(default_factory=set)  # of memory that will be written again
+    flush: int = 0
+    crowded: bool = False  # some clients share a lane
+    keeps_all: bool = False  # whatever somebody holds, where what is read later is too hard to foresee
+
+    def bank(self, number: Any, form: Form) -> Bank:
+        """The bank of this number for values of a form."""
+        if (number, form) not in self.banks:
+            bank = self.banks[number, form] = Bank(form, self.lanes, self.recorder.device)
+            self.addresses |= {rows.untyped_storage().data_ptr() for rows in bank.memory.values()}
+        return self.banks[number, form]
+
+    def read(self, value: Value) -> Tree:
+        """A value that is needed after its chain has run."""
+        if value.origin is not None:
+            chain, number = value.origin
+            self.used.setdefault(chain, set()).add(number)
+        if value.tree is NOT_KEPT:
+            raise NotKept("a recording did not keep a value that is read later")
+        return value.tree
+
+    def is_static(self, a: Tensor) -> bool:
+        return a.untyped_storage().data_ptr() in self.addresses
+
+
+class Lane:
+    """Where the chains of one client at a time are recorded and replayed."""
+
+    def __init__(self, number: int, book: Book) -> None:
+        self.number, self.book = number, book
+        self.occupant: Queue | None = None
+        self._homes: dict[tuple[Any, Form], Tree] = {}
+        self._recordings: dict[Any, Recording] = {}
+
+    @property
+    def num_recordings(self) -> int:
+        return len(self._recordings)
+
+    def home(self, number: Any, form: Form) -> Tree:
+        if (number, form) not in self._homes:
+            self._homes[number, form] = form.layout.of(self.book.bank(number, form).row(self.number))
+        return self._homes[number, form]
+
+    def run(self, queue: Queue) -> None:
+        """Run what waits in a queue; afterwards the queue has the values of the slots that somebody holds."""
+        queue.collect()
+        reads = [queue.values[slot] for slot in queue.reads]
+        for value in reads:
+            self.book.read(value)
+        made_at = sorted((n, slot) for slot, n in queue.made.items() if slot in queue.forms)
+        outs = [Out(slot, n, queue.forms[slot]) for n, slot in made_at]
+        kept = {s: v for s, v in queue.values.items() if s in queue.forms and s not in queue.made}
+        if outs:
+            self._move_in(queue)
+            with self.book.recorder.on(self.number):
+                made = self._run(queue, reads, outs, kept)
+            kept |= {out.slot: made[out.number] for out in outs}
+        queue.values = kept
+        queue.begin()
+
+    def _run(
+        self, queue: Queue, reads: Sequence[Value], outs: Sequence[Out], others: Mapping[int, Value]
+    ) -> dict[int, Value]:
+        """By number, the values that somebody holds of those that the chain makes."""
+        chain = _chain(queue, reads)
+        keeping = self._homes_for(chain, outs, others)
+        recording = self._recording(queue, chain, reads, keeping)
+        if recording is None:
+            made = self._as_it_is(queue, reads, outs)
+            return {o.number: Value(o.form, made[o.number], None, chain and (chain, o.number)) for o in outs}
+        for value, home in zip(reads, self._inputs(reads), strict=True):
+            if value.home is None:
+                copied(home, value.tree)
+        for home, (_, value) in zip(recording.puts, queue.puts, strict=True):
+            copied(home, value)
+        recording.replay()
+        homes = {kept.number: kept.home for kept in keeping}
+        return {
+            o.number: Value(o.form, recording.outs.get(o.number, NOT_KEPT), homes.get(o.number), (chain, o.number))
+            for o in outs
+        }
+
+    def _as_it_is(self, queue: Queue, reads: Sequence[Value], outs: Sequence[Out]) -> dict[int, Tree]:
+        inputs = [lowered(v.form, v.tree) for v in reads]
+        common = {n: lowered(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
+        lasting = frozenset(o.number for o in outs if o.form.is_pullback)
+        made = executed(queue.commands, inputs, [value for _, value in queue.puts], common, lasting)
+        return {o.number: tree.map(self._own, made[o.number]) for o in outs}
+
+    def _own(self, a: Tensor) -> Tensor:
+        """A tensor that does not lie in memory that will be written again."""
+        return a.clone() if self.book.is_static(a) else a
+
+    # -- recordings -------------------------------------------------------------------------------------------------
+
+    def _homes_for(self, chain: Any, outs: Sequence[Out], others: Mapping[int, Value]) -> tuple[Kept, ...]:
+        """Rows for what is known to be read later: the first that hold nothing which somebody still holds.
+
+        What the chain reads may be among them: it is written when everything has been read.
+        """
+        used = self.book.used.get(chain, ())
+        taken = {(v.form, v.home) for v in others.values()}
+        keeping = []
+        for out in outs:
+            if out.number in used or (self.book.keeps_all and not out.form.is_pullback):
+                home = next(n for n in range(len(taken) + 1) if (out.form, n) not in taken)
+                taken.add((out.form, home))
+                keeping.append(Kept(out.number, out.form, home))
+        return tuple(keeping)
+
+    def _inputs(self, reads: Sequence[Value]) -> list[Tree]:
+        """Where a recording looks for what it reads; values that come from elsewhere have rows of their own."""
+        return [
+            value.tree
+            if value.form.is_pullback
+            else self.home(("in", k) if value.home is None else value.home, value.form)
+            for k, value in enumerate(reads)
+        ]
+
+    def _recording(
+        self, queue: Queue, chain: Any, reads: Sequence[Value], keeping: tuple[Kept, ...]
+    ) -> Recording | None:
+        """The chain's recording, if it is known well enough to have one."""
+        book = self.book
+        if chain is None or chain in book.refused or book.seen.setdefault(chain, book.flush) == book.flush:
+            return None
+        pulls = any(kept.form.is_pullback for kept in keeping)
+        if pulls and book.crowded:
+            return None  # a pullback cannot move out when the lane's next client comes
+        played = book.played[chain] = book.played.get(chain, 0) + 1
+        fuse = played > FUSE_AFTER
+        key = chain, tuple(v.home for v in reads), keeping, fuse
+        known = self._recordings.get(key)
+        if known is not None:
+            return known
+        try:
+            made = self._record(queue, reads, keeping, apart=pulls, fuse=fuse)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            book.refused[chain] = reason(error)
+            return None
+        self._recordings[key] = made
+        return made
+
+    def _record(
+        self, queue: Queue, reads: Sequence[Value], keeping: tuple[Kept, ...], *, apart: bool, fuse: bool
+    ) -> Recording:
+        commands, inputs = tuple(queue.commands), self._inputs(reads)
+        puts = tuple(self.home(("put", k), form) for k, (form, _) in enumerate(queue.puts))
+        pulls = {kept.number: Pull() for kept in keeping if kept.form.is_pullback}
+        rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
+        common = {n: loan.buffer.tree for n, loan in queue.common.items()}
+        for value, home in zip(reads, inputs, strict=True):
+            if value.home is None:
+                copied(home, value.tree)
+        for home, (_, value) in zip(puts, queue.puts, strict=True):
+            copied(home, value)
+
+        def body() -> None:
+            made = trial()
+            for number, pull in pulls.items():
+                pull.current = made[number]
+            self._store([(home, made[number]) for number, home in rows.items()])
+
+        def trial() -> list[Any]:
+            return executed(commands, inputs, puts, common, frozenset(pulls))
+
+        replay = self.book.recorder.record(self.number, trial, body, apart=apart, fuse=fuse)
+        return Recording(replay, puts, {**rows, **pulls})
+
+    def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
+        """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
+        safe = [(home, _moved(home, value, self.book.is_static)) for home, value in made]
+        for home, value in safe:
+            copied(home, value)
+
+    # -- turns ------------------------------------------------------------------------------------------------------
+
+    def _move_in(self, queue: Queue) -> None:
+        """The values of the client that was here before move out of the rows."""
+        before, self.occupant = self.occupant, queue
+        if before is None or before is queue:
+            return
+        before.collect()
+        with self.book.recorder.on(self.number):
+            for slot, value in before.values.items():
+                needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
+                if needed and value.home is not None:
+                    before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
+
+
+def _chain(queue: Queue, reads: Sequence[Value]) -> Any:
+    """What makes a chain the same as another; None for one that cannot come again, as it needs a passing pullback."""
+    if any(v.form.is_pullback and not isinstance(v.tree, Pull) for v in reads):
+        return None
+    found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
+    return tuple(queue.commands), tuple(form for form, _ in queue.puts), found
+
+
+def lowered(form: Form, value: Tree) -> Tree:
+    """The value with plain numbers where its form has them; the host waits for those."""
+
+    def lower(bare: Tree, own: Tree) -> Tree:
+        if isinstance(bare, dict):
+            return {k: lower(v, own[k]) for k, v in bare.items()}
+        if isinstance(bare, tuple):
+            return tree.rebuild(bare, [lower(v, o) for v, o in zip(bare, own, strict=True)])
+        return own.item() if type(bare) in NUMBERS and isinstance(own, Tensor) else own
+
+    return lower(form.bare, value) if any(type(a) in NUMBERS for a in tree.leaves(form.bare)) else value
+
+
+def _moved(home: Tree, value: Tree, static: Callable[[Tensor], bool]) -> Tree:
+    """The value with copies of tensors from rows that are not their home already."""
+    if isinstance(value, dict):
+        if all(isinstance(v, Tensor) and not static(v) for v in value.values()):
+            return value
+        return {k: _moved(home[k], v, static) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tree.rebuild(value, [_moved(h, v, static) for h, v in zip(home, value, strict=True)])
+    if isinstance(value, Tensor) and static(value) and not is_there(home, value):
+        return value.clone()
+    return value

@@ -1,0 +1,114 @@
+"""How a chain is recorded: as a CUDA graph, or, where there is no GPU, as the chain itself."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Protocol
+
+import torch
+
+from cutlayer.fusing import fusing
+
+Body = Callable[[], None]
+Trial = Callable[[], object]
+STREAMS = 10  # chains that run at a time; beyond that a GPU gains nothing
+
+
+class Recorder(Protocol):
+    """Runs and records chains on the streams of lanes."""
+
+    device: torch.device
+
+    def on(self, lane: int) -> Any:
+        """Inside, what is computed belongs to the stream of this lane."""
+        ...
+
+    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        """The body as something that can be run again and again; it has not run yet. The trial has no effect.
+
+        With `apart`, what the body leaves behind is kept by memory of its own; with `fuse`, it is compiled.
+        """
+        ...
+
+    def fork(self, lanes: set[int]) -> None:
+        """These lanes wait for what the host has asked for so far."""
+        ...
+
+    def join(self, lanes: set[int]) -> None:
+        """What the host asks for from now on waits for these lanes."""
+        ...
+
+
+class Again:
+    """A recording is the chain itself, run again: the same reads and writes of memory as on a GPU, on any device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @contextmanager
+    def on(self, lane: int) -> Iterator[None]:
+        yield
+
+    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        trial()
+        return body
+
+    def fork(self, lanes: set[int]) -> None:
+        """Nothing runs beside anything else."""
+
+    def join(self, lanes: set[int]) -> None:
+        """Nothing runs beside anything else."""
+
+
+class Cuda:
+    """CUDA graphs on a few streams; the lanes of a stream take turns and share their scratch memory."""
+
+    def __init__(self, device: torch.device, streams: int = STREAMS) -> None:
+        self.device = device
+        self._streams = [torch.cuda.Stream(device=device) for _ in range(streams)]  # type: ignore[no-untyped-call]
+        self._pools = [torch.cuda.graph_pool_handle() for _ in range(streams)]
+
+    def on(self, lane: int) -> Any:
+        return torch.cuda.stream(self._streams[lane % len(self._streams)])
+
+    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        stream = self._streams[lane % len(self._streams)]
+        pool = torch.cuda.graph_pool_handle() if apart else self._pools[lane % len(self._pools)]
+        with torch.cuda.stream(stream), fusing() if fuse else nullcontext():
+            trial()  # compiles what is to be compiled
+            with _no_waiting():
+                trial()
+            torch.cuda.synchronize(self.device)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                body()
+            except BaseException:
+                with suppress(RuntimeError):  # which would only tell that there was an error
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph.replay
+
+    def fork(self, lanes: set[int]) -> None:
+        now = torch.cuda.current_stream(self.device).record_event()
+        for stream in self._of(lanes):
+            stream.wait_event(now)
+
+    def join(self, lanes: set[int]) -> None:
+        here = torch.cuda.current_stream(self.device)
+        for stream in self._of(lanes):
+            here.wait_event(stream.record_event())
+
+    def _of(self, lanes: set[int]) -> list[Any]:
+        return [self._streams[i] for i in sorted({lane % len(self._streams) for lane in lanes})]
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Inside, what makes the host wait for the GPU is an error: a recording cannot hold it."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,105 @@
+"""Many small operations as a few kernels, by torch's compiler: inside recordings, where a chain is made once and then
+replayed many thousand times."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.checks import reason
+from cutlayer.tree import Tree
+
+log = logging.getLogger("cutlayer")
+MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
+
+_active: ContextVar[bool] = ContextVar("fusing", default=False)
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """Inside, functions that can be fused are."""
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def is_fusing() -> bool:
+    return _active.get()
+
+
+class Fused:
+    """A pure function of trees. For each form of its arguments it is traced to its tensor operations, and compiled."""
+
+    def __init__(self, fn: Callable[..., Tree]) -> None:
+        self._fn = fn
+        self._made: dict[Any, Callable[..., Tree]] = {}
+
+    def __call__(self, *args: Tree) -> Tree:
+        look = _look(args), torch.is_autocast_enabled(_device(args))
+        if look not in self._made:
+            self._made[look] = self._compiled(args)
+        try:
+            return self._made[look](*args)
+        except Exception as error:  # a compiler has many ways to fail, and its caller can do without it
+            if self._made[look] is self._fn:
+                raise
+            self._made[look] = self._plain(error)
+            return self._fn(*args)
+
+    def _compiled(self, args: tuple[Tree, ...]) -> Callable[..., Tree]:
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import
+
+        shape: list[Tree] = []
+
+        def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+            given = iter(tensors)
+            made = self._fn(*tree.map(lambda _: next(given), args))
+            shape.append(tree.shapes(made))
+            return tuple(tree.tensors(made))
+
+        try:
+            with torch.no_grad():
+                traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in tree.tensors(args)))
+        except Exception as error:
+            return self._plain(error)
+        if len(traced.graph.nodes) > MOST_OPERATIONS:
+            return self._fn
+        compiled = torch.compile(traced, dynamic=False, fullgraph=True)
+
+        def run(*own: Tree) -> Tree:
+            with torch._functorch.config.patch(donated_buffer=False):  # a pullback may be asked more than once
+                outputs = iter(compiled(*tree.tensors(own)))
+            return tree.map(lambda _: next(outputs), shape[-1])
+
+        return run
+
+    def _plain(self, error: Exception) -> Callable[..., Tree]:
+        log.warning("not compiled, and so slower: %s (%s)", getattr(self._fn, "__qualname__", ""), reason(error))
+        return self._fn
+
+
+@cache
+def fused(fn: Callable[..., Tree]) -> Fused:
+    """The function in as few kernels as possible; made once."""
+    return Fused(fn)
+
+
+def _device(args: Tree) -> str:
+    return next((a.device.type for a in tree.tensors(args)), "cpu")
+
+
+def _look(value: Tree) -> Any:
+    """What a trace depends on: forms of tensors, and everything else as it is."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape)
+    if isinstance(value, dict):
+        return tuple((k, _look(v)) for k, v in value.items())
+    return tuple(map(_look, value)) if isinstance(value, tuple) else value

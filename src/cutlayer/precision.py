@@ -1,0 +1,87 @@
+"""In which arithmetic the layers of a model compute.
+
+fp32   single precision, also in products on a GPU, where torch by itself lets convolutions round their factors.
+tf32   there the factors of products are rounded to TF32, which has 10 bits of fraction.
+bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and whatever is stored or
+       crosses the cut stay in float32, so that traffic is the same in every precision.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer import tree
+from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.rows import Rows
+from cutlayer.state import Tensors
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+_in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
+
+
+@contextmanager
+def computing(precision: Precision) -> Iterator[None]:
+    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before."""
+    switches = _switches(precision == "tf32")
+    before = [getattr(home, name) for home, name, _ in switches]
+    token = _in_bfloat16.set(precision == "bf16")
+    try:
+        for home, name, value in switches:
+            setattr(home, name, value)
+        yield
+    finally:
+        for (home, name, _), value in zip(switches, before, strict=True):
+            setattr(home, name, value)
+        _in_bfloat16.reset(token)
+
+
+def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: int | None) -> tuple[Any, Tensors]:
+    """run(values, x, seed) in the precision of the context; what leaves is of the type that it has in all of them."""
+    if not _in_bfloat16.get():
+        return run(values, x, seed)
+    place = tree.tensors(x)[0].device.type
+    if place == "meta":  # shapes are the same in every precision
+        return run(values, x, seed)
+    # Without a cache, so that what is recorded to be replayed converts the weights each time.
+    with torch.autocast(place, dtype=torch.bfloat16, cache_enabled=False):
+        out, buffers = run(values, x, seed)
+    return tree.map(_single, out), buffers
+
+
+def differentiable(params: Tensors) -> Tensors:
+    """The parameters as what to differentiate by; those in rows have their matrices converted all at once."""
+    if isinstance(params, Rows):
+        return params.leaves(torch.bfloat16 if _in_bfloat16.get() else None)
+    return {name: value.detach().requires_grad_() for name, value in params.items()}
+
+
+def check_precision(precision: str, net: nn.Module) -> None:
+    """Refuse an unknown name, and bfloat16 for a model that is not in float32."""
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
+    others = sorted({str(a.dtype).removeprefix("torch.") for a in net.parameters()} - {"float32"})
+    if precision == "bf16" and others:
+        raise ConfigError(
+            f"precision 'bf16' is for models in float32, but this one has values in {' and '.join(others)}; "
+            "use precision 'fp32', which leaves them as they are"
+        )
+
+
+def _single(a: Tensor) -> Tensor:
+    return a.float() if a.dtype == torch.bfloat16 else a
+
+
+def _switches(tf32: bool) -> list[tuple[Any, str, Any]]:
+    """Torch's settings: where each is, its name and its value."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    same_each_time = [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+    if not hasattr(cudnn, "conv"):  # torch 2.8
+        return [*same_each_time, (products, "allow_tf32", tf32), (cudnn, "allow_tf32", tf32)]
+    named = "tf32" if tf32 else "ieee"
+    return [*same_each_time, *((home, "fp32_precision", named) for home in (products, cudnn.conv, cudnn.rnn))]

@@ -1,0 +1,125 @@
+"""Specifies the engine `graph` on a GPU: the loop engine's numbers for every method, and the same ones each time."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from conftest import clients_of, fit_for, images, resnet
+from test_engines_agree import CASES
+from torch import Tensor, nn
+
+from cutlayer import methods, optim
+from cutlayer.batches import Batching
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.methods.base import global_model
+from cutlayer.simulation import Simulation
+from cutlayer.split import Split
+from cutlayer.state import State
+
+pytestmark = pytest.mark.gpu
+
+RAGGED = Batching(size=4, epochs=10)  # 50, 10, 30, 20 and 40 steps
+SIZES = (20, 6, 13, 9, 17)
+SINGLE, DOUBLE, HALF = 1e-4, 1e-9, 0.05  # how far from the loop engine, relative to the length of all parameters
+# A slope is a small difference over a small step: in single precision rounding is divided by the step again and again.
+ZEROTH = {"zo_sfl": 1e-2, "mu_splitfed": 1e-2, "hosfl": 1e-3, "hosfl ahead": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+def made(case: str, dtype: torch.dtype, engine: str, batching: Batching | None = None, **options: Any) -> Simulation:
+    name, given, own = CASES[case]
+    model = Split(fit_for(name, resnet(dtype=dtype)).cuda(), 1)
+    opt = optim.sgd(0.01, momentum=0.9)
+    method = methods.build(name, model, opt, opt, **given)
+    counts = getattr(method, "counts_steps", False) or own.steps is not None
+    return Simulation(
+        method,
+        images(sum(SIZES), dtype).to("cuda"),
+        clients_of(SIZES),
+        batching=batching or (own if counts else RAGGED),
+        engine=engine,
+        seed=3,
+        **options,
+    )
+
+
+def after(sim: Simulation, rounds: int = 2) -> State:
+    state = sim.start()
+    for _ in range(rounds):
+        state = sim.round(state)
+    return state
+
+
+def vector(state: State) -> Tensor:
+    return torch.cat([v.flatten().double() for v in global_model(state).params.values()])
+
+
+def apart(a: State, b: State) -> float:
+    return float((vector(a) - vector(b)).norm() / vector(b).norm())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
+    found = {}
+    for dtype, bound in ((torch.float64, DOUBLE), (torch.float32, ZEROTH.get(case, SINGLE))):
+        states = [after(made(case, dtype, engine)) for engine in ("loop", "graph")]
+        found[dtype] = apart(states[1], states[0])
+        print(f"{case}: {dtype} {found[dtype]:.1e}")
+        assert found[dtype] <= bound
+
+
+@pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v2", "mergesfl"))
+def test_clients_beyond_the_slots_take_turns(case: str) -> None:
+    assert apart(after(made(case, torch.float64, "graph", chunk=2)), after(made(case, torch.float64, "loop"))) <= DOUBLE
+
+
+@pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v1", "sfl_v2"))
+def test_bfloat16_stays_near_single_precision(case: str) -> None:
+    few = Batching(size=4)
+    exact = after(made(case, torch.float32, "loop", few), 3)
+    for engine in ("loop", "graph"):
+        found = apart(after(made(case, torch.float32, engine, few, precision="bf16"), 3), exact)
+        print(f"{case}: {engine} bf16 {found:.1e}")
+        assert 0 < found <= HALF
+
+
+@pytest.mark.parametrize("precision", ("fp32", "tf32", "bf16"))
+def test_the_same_seed_gives_the_same_bits(precision: Any) -> None:
+    one, two = (vector(after(made("smofi", torch.float32, "graph", precision=precision), 4)) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_active_sets_shrink_without_new_recordings() -> None:
+    sim = made("smofi", torch.float32, "graph")
+    state = after(sim, 3)
+    assert isinstance(sim.engine, Graph)
+    before = sim.engine.num_recordings
+    for _ in range(3):
+        state = sim.round(state)
+    assert 0 < sim.engine.num_recordings == before
+
+
+def test_auto_picks_graph(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "cutlayer"):
+        sim = made("smofi", torch.float32, "auto")
+    assert isinstance(sim.engine, Graph)
+    assert caplog.messages == ["engine auto: graph; the data are on a GPU"]
+
+
+def test_dropout_runs_on_the_loop_engine(caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(), nn.Linear(8, 10)).cuda()
+    opt = optim.sgd(0.01)
+    method = methods.build("sfl_v1", Split(net, 2), opt, opt)
+    sim = Simulation(
+        method, images(sum(SIZES), torch.float32).to("cuda"), clients_of(SIZES), batching=RAGGED, engine="graph"
+    )
+    assert sim.engine_name == "loop"
+    assert caplog.messages == [
+        "engine loop: the model draws random numbers in training (dropout), which graph cannot record"
+    ]

@@ -1,0 +1,65 @@
+"""Specifies that chains which are recorded and replayed give the loop engine's numbers, for every method.
+
+Without a GPU a recording is the chain itself, run again on the same rows of memory: what is read from where, what is
+kept and who takes turns is then just as on a GPU.
+"""
+
+import pytest
+import torch
+from conftest import clients_of, fit_for, images, resnet, run, simulation
+from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
+
+from cutlayer import methods
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.recorder import Again
+from cutlayer.engines.loop import Loop
+from cutlayer.split import Split
+
+CPU = torch.device("cpu")
+
+
+def outcome(case: str, opt: str, shape: str, dtype: torch.dtype, slots: int = 5) -> Outcome:
+    name, options, batching = CASES[case]
+    cut, head = SHAPES[shape]
+    model = Split(fit_for(name, resnet(dtype=dtype)), cut, head=head)
+    method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
+    sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, engine="loop")
+    sim.engine = engine = Graph(Again(CPU), slots)
+    found = Outcome(run(sim), sim.ledger)
+    assert engine.num_recordings and not engine.refused
+    return found
+
+
+@pytest.mark.parametrize("case", ("fedavg", "smofi", "sl", "sfl_v2", "mergesfl", "hasfl own cuts", "hosfl", "fsl_sage"))
+def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
+    found = outcome(case, "momentum", "two-part", torch.float64)
+    must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "opt", "shape", "dtype"), PAIRS)
+def test_so_do_all_cases_optimisers_and_shapes(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
+    found = outcome(case, opt, shape, dtype)
+    must_agree(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", (1, 2))
+@pytest.mark.parametrize("case", CASES)
+def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
+    found = outcome(case, "momentum", "two-part", torch.float64, slots)
+    must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v2"))
+def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
+    seconds = []
+    for engine in (Loop(), Graph(Again(CPU), 5)):
+        name, options, batching = CASES[case]
+        method = methods.build(name, Split(resnet(), 1), OPTIMISERS["momentum"], OPTIMISERS["momentum"], **options)
+        sim = simulation(method, images(), clients_of(), batching=batching, devices=HETEROGENEOUS)
+        sim.engine = engine
+        run(sim)
+        assert sim.clock is not None
+        seconds.append(sim.clock.now)
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-12) and seconds[0] > 0

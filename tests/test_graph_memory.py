@@ -1,0 +1,160 @@
+"""Specifies that memory which recordings write again and again never shows: each value is as it was made.
+
+Every scene runs on the loop engine and on recordings, long enough for every chain to be recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from cutlayer import tree
+from cutlayer.engines.base import Engine
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.lane import NotKept
+from cutlayer.engines.graph.recorder import Again
+from cutlayer.engines.loop import Loop
+from cutlayer.values import Block, PerClient, shared
+
+CPU = torch.device("cpu")
+BOTH = (0, 1)
+Scene = Callable[[Engine], Iterator[Any]]
+
+
+class Counted(NamedTuple):
+    """A value with a counter."""
+
+    value: Tensor
+    count: Tensor
+
+
+def rows(*values: Any) -> PerClient:
+    return PerClient("server", [Block(BOTH, tree.map(lambda *a: torch.stack(a), *values), stacked=True)])
+
+
+def each(engine: Engine, fn: Any, *values: PerClient) -> PerClient:
+    return PerClient("server", engine.call(fn, values, BOTH))
+
+
+def seen(engine: Engine, value: PerClient) -> list[Any]:
+    return [tree.map(lambda a: a.tolist(), engine.real(value.at(j))) for j in BOTH]
+
+
+def plus_one(a: Tensor) -> Tensor:
+    return a + 1
+
+
+def tenfold(a: Tensor) -> Tensor:
+    return a * 10
+
+
+def later(counted: Counted) -> Counted:
+    return Counted(counted.value + 1, counted.count + 1)
+
+
+def pair(a: Tensor) -> tuple[Tensor, Tensor]:
+    return a + 1, a + 2
+
+
+def digits(two: tuple[Tensor, Tensor], b: Tensor) -> Tensor:
+    return two[0] * 100 + two[1] * 10 + b
+
+
+def start(engine: Engine) -> PerClient:
+    begun = each(engine, plus_one, rows(torch.tensor([1.0]), torch.tensor([2.0])))
+    seen(engine, begun)  # from here on it is what an earlier chain left
+    return begun
+
+
+def same_functions_on_other_values(engine: Engine) -> Iterator[Any]:
+    for k in range(8):
+        c = start(engine)
+        p = each(engine, plus_one, c)
+        yield seen(engine, each(engine, tenfold, c if k < 4 else p))
+
+
+def shared_value_or_plain_number(engine: Engine) -> Iterator[Any]:
+    for k in range(8):
+        c = start(engine)
+        factor = shared("server", BOTH, torch.tensor(5.0) + k if k < 4 else 1)
+        yield seen(engine, each(engine, torch.mul, c, factor))
+
+
+def numbers_of_several_types(engine: Engine) -> Iterator[Any]:
+    for number in (1, 1, 1, 1.0, 1.0, True, True):
+        yield seen(engine, each(engine, partial(torch.mul, other=number), start(engine)))
+
+
+def shared_value_that_is_let_go(engine: Engine) -> Iterator[Any]:
+    for _ in range(5):
+        c = start(engine)
+        total = engine.combine(c, {0: 1.0, 1: 1.0}, True)
+        waiting = each(engine, torch.add, c, shared("server", BOTH, total))
+        del total
+        each(engine, torch.add, c, shared("server", BOTH, torch.tensor([100.0])))
+        yield seen(engine, waiting)
+
+
+def transposed_in_place(engine: Engine) -> Iterator[Any]:
+    c = each(engine, plus_one, rows(torch.arange(4.0).reshape(2, 2), torch.arange(4.0).reshape(2, 2)))
+    for _ in range(6):
+        c = each(engine, torch.t, c)
+        yield seen(engine, c)
+
+
+def one_value_of_several_clients(engine: Engine) -> Iterator[Any]:
+    c = start(engine)
+    for _ in range(5):
+        c = each(engine, plus_one, c)
+        both = PerClient("server", [Block(BOTH, c.at(0), stacked=False)])
+        yield engine.real(engine.combine(both, {0: 0.5, 1: 0.5}, True)).tolist()
+
+
+def means_of_one_client(engine: Engine) -> Iterator[Any]:
+    c = rows(*(Counted(torch.tensor([float(j)]), torch.tensor(0)) for j in BOTH))
+    means = []
+    for _ in range(6):
+        c = each(engine, later, c)
+        one = PerClient("server", [b for b in c.blocks if b.ids == (1,)])
+        means.append(engine.real(engine.combine(one, {1: 1.0}, True)))
+        engine.combine(c, {0: 1.0, 1: 1.0}, True)
+    yield [tree.map(lambda a: a.tolist(), mean) for mean in means]
+
+
+def pairs_of_another_client(engine: Engine) -> Iterator[Any]:
+    for _ in range(4):
+        two, one = each(engine, pair, start(engine)), start(engine)
+        yield engine.real(engine.once(digits, [two.at(0), one.at(1)])).tolist()
+
+
+SCENES: tuple[Scene, ...] = (
+    same_functions_on_other_values,
+    shared_value_or_plain_number,
+    numbers_of_several_types,
+    shared_value_that_is_let_go,
+    transposed_in_place,
+    one_value_of_several_clients,
+    means_of_one_client,
+    pairs_of_another_client,
+)
+
+
+def played(scene: Scene, engine: Graph) -> list[Any]:
+    """As a simulation plays a round: again, where a recording turned out to keep too little."""
+    while True:
+        try:
+            return list(scene(engine))
+        except NotKept:
+            engine.forget()
+
+
+@pytest.mark.parametrize("slots", (1, 2))
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_recordings_show_what_the_loop_engine_shows(scene: Scene, slots: int) -> None:
+    engine = Graph(Again(CPU), slots)
+    with torch.no_grad():
+        assert played(scene, engine) == list(scene(Loop()))
+    assert engine.num_recordings and not engine.refused
