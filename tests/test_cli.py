@@ -28,6 +28,7 @@ RUN_OPTIONS = {
     "--seed",
     "--seeds",
     "--engine",
+    "--device",
     "--data",
     "--out",
     "--scale",
@@ -143,6 +144,22 @@ FROZEN = {
         "--draws",
         "--seed",
         "--figure",
+        "--json",
+    },
+    "bench": {
+        "--clients",
+        "--batch",
+        "--model",
+        "--cut",
+        "--precision",
+        "--device",
+        "--steps",
+        "--turns",
+        "--engines",
+        "--baselines",
+        "--end-to-end",
+        "--seed",
+        "--output",
         "--json",
     },
     "list": {"kind", "--json"},
@@ -579,6 +596,16 @@ def test_a_dry_run_shows_settings_that_few_runs_have(say: Any) -> None:
     assert "all runs: data digits, augment (crop=2, flip), partition dirichlet(alpha=0.3), model cnn, " in text
     assert "model cnn, weights some.pth, cut 1, " in text
     assert "server optimiser sgd(lr=0.2), " in text and text.endswith("clients 20 of 20, devices pool")
+
+
+def test_device_and_precision_from_the_command_line(say: Any) -> None:
+    words = ("run", "digits", "--only", "sl", "--device", "cuda:7", "--set", "precision=bf16")
+    (run,) = say(*words, "--dry-run", "--json").json["runs"]
+    assert (run["device"], run["precision"]) == ("cuda:7", "bf16")
+    assert mistake(say(*words)).startswith("device 'cuda:7' cannot be used here: ")
+    assert mistake(say("run", "digits", "--set", "precision=bf17")) == (
+        "unknown precision 'bf17' in --set; did you mean 'bf16'?"
+    )
 
 
 def test_a_dry_run_for_machines_spells_configurations(say: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line: run, compare, cuts, profile, plan, overlap, list; and on real devices keys, serve, join."""
+"""The command line: run, compare, cuts, profile, plan, overlap, bench, list; and on real devices keys, serve, join."""
 
 from cutlayer.cli.commands import app, main
 

@@ -1,4 +1,4 @@
-"""The command line: run, compare, cuts, profile, plan, overlap, list; and on real devices keys, serve, join."""
+"""The command line: run, compare, cuts, profile, plan, overlap, bench, list; and on real devices keys, serve, join."""
 
 import os
 import shlex
@@ -16,12 +16,14 @@ import cutlayer
 from cutlayer import figures, plugins, report
 from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
+from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
 from cutlayer.cli.join import join
 from cutlayer.cli.keys import keys
 from cutlayer.cli.options import (
     Classes,
     Data,
+    Device,
     Engine,
     InputShape,
     Json,
@@ -85,6 +87,7 @@ def run(
     seed: Seed = None,
     seeds: Seeds = 1,
     engine: Engine = None,
+    device: Device = None,
     data: Data = None,
     out: Out = Path("runs"),
     only: Annotated[
@@ -109,8 +112,8 @@ def run(
     Each run leaves a folder OUT/<name>/seed-<seed> with its configuration, metrics, checkpoints and model.
     """
     orders = Orders(
-        rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
-        resume=resume, overwrite=overwrite, quiet=quiet,
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, data=data, out=out, scale=scale,
+        settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
     plugins.load(plugin or [])
     originals = chosen(launch.named(what), only or [], what)
@@ -187,6 +190,7 @@ def cuts(
     seed: Seed = None,
     seeds: Seeds = 1,
     engine: Engine = None,
+    device: Device = None,
     data: Data = None,
     out: Out = Path("runs"),
     scale: Scale = None,
@@ -198,8 +202,8 @@ def cuts(
 ) -> None:
     """Try every cut of a model, on even and uneven data: accuracy, traffic, the clients' work, simulated time."""
     orders = Orders(
-        rounds=rounds, seed=seed, seeds=seeds, engine=engine, data=data, out=out, scale=scale, settings=settings,
-        resume=resume, overwrite=overwrite, quiet=quiet,
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, data=data, out=out, scale=scale,
+        settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
     planned = study.planned(what, settings or [], methods=method, cuts=cut, alpha=alpha)
     runs = launch.prepared(planned, orders, what)
@@ -309,6 +313,16 @@ app.command(
         "overlap --uplink 100 --client-tflops 10 --batch 8 --json",
     )
 )(overlap)
+
+
+app.command(
+    epilog=examples(
+        "bench",
+        "bench --clients 8 --engines loop,vmap --baselines hand",
+        "bench --model resnet18 --precision tf32 --output tf32.json",
+        "bench --end-to-end --engines graph",
+    )
+)(bench)
 
 
 @app.command("list", epilog=examples("list", "list methods", "list recipes --json"))

@@ -1,0 +1,7 @@
+"""The benchmark of a SMoFi step: every engine beside the same step by hand, in JAX, and the limit of the device."""
+
+from cutlayer.benching.cases import BASELINES, Case, usual
+from cutlayer.benching.measure import measure
+from cutlayer.benching.table import text
+
+__all__ = ["BASELINES", "Case", "measure", "text", "usual"]

@@ -1,0 +1,96 @@
+"""What takes turns in the benchmark, and cutlayer's engines among them."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from cutlayer.benching.cases import Problem
+from cutlayer.errors import ConfigError
+from cutlayer.simulation import Simulation
+from cutlayer.training import Training
+
+log = logging.getLogger("cutlayer")
+
+
+class Memory(NamedTuple):
+    """Bytes of the device beyond the model and the samples that all rows share; None where nobody counts them."""
+
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+class Contender(Protocol):
+    """Does the same work in every turn; what it has begun on a device may still run when a turn returns."""
+
+    def turn(self) -> int:
+        """Take some steps; how many, counting each client's."""
+        ...
+
+    def loss(self) -> float | None:
+        """The mean batch loss of the last turn, where it is one of the method's."""
+        ...
+
+    def memory(self) -> Memory | None:
+        """The most so far, where torch's allocator does not know."""
+        ...
+
+
+class OnEngine:
+    """An engine of cutlayer as a user would run it: a turn is a round; end to end, with evaluation."""
+
+    def __init__(self, problem: Problem, engine: str) -> None:
+        self.engine = engine
+        self.told: list[str] = []  # warnings
+        with hearing(self.told):
+            self.simulation = simulated(problem, engine)
+        whole = problem.case.end_to_end
+        self.training = Training(simulation=self.simulation, test=problem.test) if whole else None
+        self.state = self.simulation.start()
+
+    def turn(self) -> int:
+        before = self.simulation.ledger.samples
+        with hearing(self.told):
+            if self.training is None:
+                self.state = self.simulation.round(self.state)
+            else:
+                self.training.round()
+                self.state = self.training.state
+        used = self.simulation.engine_name
+        if used != self.engine:
+            raise ConfigError("; ".join(self.told) or f"the simulation chose the engine {used}")
+        return (self.simulation.ledger.samples - before) // self.simulation.batching.size
+
+    def loss(self) -> float | None:
+        total, batches, _ = self.state.report.tree
+        return float(total / batches)
+
+    def memory(self) -> Memory | None:
+        return None
+
+
+def simulated(problem: Problem, engine: str) -> Simulation:
+    """The case as a simulation."""
+    case = problem.case
+    return Simulation(
+        problem.method(),
+        problem.data,
+        problem.partition,
+        batching=problem.batching,
+        per_round=case.clients,
+        engine=engine,
+        precision=case.precision,
+        seed=case.seed,
+    )
+
+
+@contextmanager
+def hearing(told: list[str]) -> Iterator[None]:
+    """Collect the warnings of cutlayer, such as why it takes another engine than the one asked for."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

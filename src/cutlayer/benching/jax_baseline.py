@@ -1,0 +1,202 @@
+"""The step in JAX: pure functions of a residual network, `vmap` over the clients, and one `jit` around it all."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, Problem
+from cutlayer.benching.contenders import Memory
+from cutlayer.errors import ConfigError
+from cutlayer.models.resnet import Block, ResNet
+
+Array = Any  # of JAX, which need not be installed
+Values = dict[str, Array]
+NORM_EPS, NORM_MOMENTUM = 1e-5, 0.1  # of torch's BatchNorm
+IMAGES_LAST = ("NHWC", "HWIO", "NHWC")
+
+
+class State(NamedTuple):
+    """Of all clients, stacked along a first axis."""
+
+    params: Values
+    stats: Values  # running ones, of BatchNorm
+    momenta: Values
+
+
+class JaxVmap:
+    """A step of SMoFi over stacked clients, compiled once; buffers are given back to each step."""
+
+    def __init__(self, problem: Problem) -> None:
+        case = problem.case
+        place = problem.images.device.type
+        jax, blocks = imported(place), blocks_of(problem.net)
+        self.device = jax.devices("gpu" if place == "cuda" else place)[0]
+
+        def put(tensor: Tensor) -> Array:
+            return jax.device_put(tensor.detach().cpu().numpy(), self.device)
+
+        self.x, self.y = put(problem.images.permute(0, 2, 3, 1)), put(problem.data.y.int())
+        self.turns = iter([put(problem.batches(turn).int()) for turn in range(WARM_UP + case.turns)])
+        params = {name: put(_in_jax(p)) for name, p in problem.net.named_parameters()}
+        _check_names(params, blocks)
+        stats = {name: put(b) for name, b in problem.net.named_buffers() if "running" in name}
+        self.state = stacked(params, stats, case.clients)
+        at_server = frozenset(problem.split.sides[1])
+        self.step = jax.jit(smofi_step(forward(blocks, case.precision), at_server), donate_argnums=0)
+        self.losses: list[Array] = []
+
+    def turn(self) -> int:
+        batches = next(self.turns)
+        self.losses = []
+        for of_clients in batches:
+            self.state, loss = self.step(self.state, self.x, self.y, of_clients)
+            self.losses.append(loss)
+        for array in self.state.params.values():
+            array.block_until_ready()
+        return int(batches.shape[0] * batches.shape[1])
+
+    def loss(self) -> float | None:
+        return sum(float(loss) for loss in self.losses) / len(self.losses)
+
+    def memory(self) -> Memory | None:
+        counted = self.device.memory_stats()
+        if counted is None:  # as on a CPU
+            return Memory()
+        return Memory(counted["peak_bytes_in_use"] - self.x.nbytes, counted.get("peak_pool_bytes"))
+
+
+def imported(place: str) -> Any:
+    """JAX, if it is here and can use the device; it takes memory as it needs it, as others share the GPU."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+    except ImportError:
+        raise ConfigError("jax is not installed") from None
+    if place == "cuda" and jax.default_backend() != "gpu":
+        raise ConfigError("jax has no GPU here")
+    return jax
+
+
+class BlockPlan(NamedTuple):
+    """Where a residual block is in the model, and what it does to the shape."""
+
+    path: str
+    stride: int
+    projected: bool  # the shortcut
+
+
+def blocks_of(net: nn.Module) -> tuple[BlockPlan, ...]:
+    """The residual blocks of a network, if that is all that it has between its stem and its head."""
+    if not isinstance(net, ResNet):
+        raise ConfigError("only residual networks are written in JAX; try resnet18")
+    paths = [path for path, _ in net.units()[1:-1]]
+    blocks = [net.get_submodule(path) for path in paths]
+    if not all(isinstance(block, Block) for block in blocks):
+        raise ConfigError("only residual networks of basic blocks are written in JAX; try resnet18")
+    return tuple(
+        BlockPlan(path, block.conv1.stride[0], block.downsample is not None)
+        for path, block in zip(paths, blocks, strict=True)
+        if isinstance(block, Block)
+    )
+
+
+def forward(blocks: tuple[BlockPlan, ...], precision: str) -> Callable[[Values, Values, Array], tuple[Array, Values]]:
+    """The network in training mode: scores and new running statistics, of values by torch's names."""
+    import jax.numpy as jnp
+    from jax import lax
+    from jax import nn as jax_nn
+
+    compute = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    exactly = lax.Precision.HIGHEST if precision == "fp32" else lax.Precision.DEFAULT
+
+    def network(params: Values, stats: Values, x: Array) -> tuple[Array, Values]:
+        moved: Values = {}
+
+        def conv(name: str, x: Array, stride: int = 1) -> Array:
+            kernel = params[f"{name}.weight"].astype(compute)
+            pad = kernel.shape[0] // 2
+            around, strides = [(pad, pad)] * 2, (stride, stride)
+            return lax.conv_general_dilated(
+                x, kernel, strides, around, dimension_numbers=IMAGES_LAST, precision=exactly
+            )
+
+        def norm(name: str, x: Array) -> Array:
+            wide, count = x.astype(jnp.float32), x.size // x.shape[-1]
+            mean = wide.mean((0, 1, 2))
+            variance = jnp.maximum((wide * wide).mean((0, 1, 2)) - mean * mean, 0)  # one pass over the memory
+            for kind, value in (("mean", mean), ("var", variance * count / (count - 1))):
+                old = stats[f"{name}.running_{kind}"]
+                moved[f"{name}.running_{kind}"] = old + NORM_MOMENTUM * (lax.stop_gradient(value) - old)
+            scale = params[f"{name}.weight"] * lax.rsqrt(variance + NORM_EPS)
+            return ((wide - mean) * scale + params[f"{name}.bias"]).astype(compute)
+
+        def block(plan: BlockPlan, x: Array) -> Array:
+            at, shortcut = plan.path, x
+            if plan.projected:
+                shortcut = norm(f"{at}.downsample.1", conv(f"{at}.downsample.0", x, plan.stride))
+            x = jax_nn.relu(norm(f"{at}.bn1", conv(f"{at}.conv1", x, plan.stride)))
+            return jax_nn.relu(norm(f"{at}.bn2", conv(f"{at}.conv2", x)) + shortcut)
+
+        x = jax_nn.relu(norm("bn1", conv("conv1", x.astype(compute))))
+        for plan in blocks:
+            x = block(plan, x)
+        features = x.astype(jnp.float32).mean((1, 2)).astype(compute)
+        scores = jnp.dot(features, params["fc.weight"].astype(compute), precision=exactly)
+        return scores.astype(jnp.float32) + params["fc.bias"], moved
+
+    return network
+
+
+def smofi_step(
+    network: Callable[[Values, Values, Array], tuple[Array, Values]], at_server: frozenset[str]
+) -> Callable[[State, Array, Array, Array], tuple[State, Array]]:
+    """All clients' gradients, momentum SGD with weight decay, and the mean of the momenta at the server."""
+    import jax
+    import jax.numpy as jnp
+
+    def loss(params: Values, stats: Values, x: Array, y: Array) -> tuple[Array, Values]:
+        scores, moved = network(params, stats, x)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], axis=1)
+        return -chosen.mean(), moved
+
+    def step(state: State, x: Array, y: Array, batch: Array) -> tuple[State, Array]:
+        gradients = jax.vmap(jax.value_and_grad(loss, has_aux=True))
+        (losses, stats), grads = gradients(state.params, state.stats, x[batch], y[batch])
+        params, momenta = {}, {}
+        for name, old in state.params.items():
+            own = MOMENTUM * state.momenta[name] + grads[name] + WEIGHT_DECAY * old
+            params[name] = old - LR * own
+            momenta[name] = jnp.broadcast_to(own.mean(0), own.shape) if name in at_server else own
+        return State(params, stats, momenta), losses.mean()
+
+    return step
+
+
+def stacked(params: Values, stats: Values, clients: int) -> State:
+    """The same values for every client, and no momentum yet."""
+    import jax.numpy as jnp
+
+    def copies(values: Mapping[str, Array]) -> Values:
+        return {name: jnp.repeat(value[None], clients, axis=0) for name, value in values.items()}
+
+    own = copies(params)
+    return State(own, copies(stats), {name: jnp.zeros_like(value) for name, value in own.items()})
+
+
+def _in_jax(value: Tensor) -> Tensor:
+    """A kernel as height, width, inputs, outputs; a matrix as inputs, outputs."""
+    return value.permute(2, 3, 1, 0) if value.dim() == 4 else value.t() if value.dim() == 2 else value
+
+
+def _check_names(params: Values, blocks: tuple[BlockPlan, ...]) -> None:
+    """Both networks must have the same parameters, or they would not be the same."""
+    convs, norms = ["conv1"], ["bn1"]
+    for at, _, projected in blocks:
+        convs += [f"{at}.conv1", f"{at}.conv2", *([f"{at}.downsample.0"] if projected else [])]
+        norms += [f"{at}.bn1", f"{at}.bn2", *([f"{at}.downsample.1"] if projected else [])]
+    read = {f"{name}.weight" for name in (*convs, *norms, "fc")} | {f"{name}.bias" for name in (*norms, "fc")}
+    if read != params.keys():
+        other = ", ".join(sorted(read ^ params.keys())[:3])
+        raise ConfigError(f"the network in JAX is another one: {other}")

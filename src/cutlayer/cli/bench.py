@@ -1,0 +1,104 @@
+"""The command bench: a step of SMoFi on every engine, beside the same step by hand, in JAX, and the limit."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from cutlayer import benching, build
+from cutlayer.cli import costs, show
+from cutlayer.cli.options import Json
+from cutlayer.errors import ConfigError
+
+NOTHING = "none"
+
+
+def bench(
+    context: typer.Context,
+    clients: Annotated[int | None, typer.Option(help="In a step; by default 20, on a CPU 4.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of each client's mini-batch, by default 32.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model for images (see `cutlayer list models`); resnet18, on a CPU resnet_tiny."),
+    ] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(help="Units at the client, or the name of the last one; by default 3: layer1.1 of resnet18."),
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by default bf16, on a CPU fp32.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda where there is one, else cpu.")] = None,
+    steps: Annotated[int | None, typer.Option(help="In a turn; by default 20, on a CPU 10.")] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Timed, of which the median counts; by default 5. End to end: rounds.")
+    ] = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="With commas between them, or none; by default all that suit the device."),
+    ] = None,
+    baselines: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Of hand, jax and limit, or none; by default all.")
+    ] = None,
+    end_to_end: Annotated[
+        bool,
+        typer.Option(
+            "--end-to-end",
+            help="Whole rounds instead, with data and evaluation: 5 epochs of so many of five times as many clients.",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of weights, samples and batches.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the JSON document into this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Time a step of SMoFi: each engine, the loop by hand, JAX, and the limit of the device, side by side.
+
+    The limit is one model on the batches of all clients merged. Samples are noise with the shapes of CIFAR-10. Takes
+    about a minute; a row that cannot be timed tells why.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    build.check_device(device)
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"there is no folder {output.parent} to write {output.name} into; make it first")
+    told: dict[str, Any] = {
+        "clients": clients, "batch": batch, "model": model, "cut": None if cut is None else costs.parse_cut(cut),
+        "precision": precision, "steps": steps, "turns": turns, "engines": _names(engines),
+        "baselines": _names(baselines),
+    }  # fmt: skip
+    given = {option: value for option, value in told.items() if value is not None}
+    case = benching.Case(**{**benching.usual(device, end_to_end), **given}, end_to_end=end_to_end, seed=seed)
+    found = benching.measure(case, lambda text: typer.echo(text, err=True))
+    document = {"command": _command(context), **found}
+    if as_json:
+        show.as_json(document)
+    else:
+        typer.echo(benching.text(document))
+    if output is not None:
+        _write(document, output)
+
+
+def _command(context: typer.Context) -> str:
+    """The words that were said, so that they can be said again."""
+    words = ["cutlayer", "bench"]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if value != option.default:
+            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+    return shlex.join(words)
+
+
+def _names(words: str | None) -> tuple[str, ...] | None:
+    """Names with commas between them; none at all, or nothing said."""
+    if words is None:
+        return None
+    return () if words == NOTHING else tuple(word.strip() for word in words.split(","))
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error

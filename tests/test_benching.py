@@ -1,0 +1,301 @@
+"""Specifies `cutlayer bench`: its rows compute the same thing, its table tells what was timed, mistakes are told."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cutlayer import benching, cli
+from cutlayer.benching import Case, baselines, cases
+from cutlayer.benching.baselines import ByHand, Limit
+from cutlayer.benching.cases import Problem
+from cutlayer.benching.contenders import OnEngine
+from cutlayer.errors import ConfigError
+from cutlayer.methods.base import global_model
+from cutlayer.models import resnet_tiny
+
+QUICK = ("--clients", "2", "--batch", "4", "--steps", "1", "--turns", "1")
+ROW = {
+    "name": "loop",
+    "what": "cutlayer, engine loop",
+    "obstacle": None,
+    "ms_per_step": 12.5,
+    "client_steps_per_second": 1600.0,
+    "best_client_steps_per_second": 1700.0,
+    "seconds_per_turn": 2.25,
+    "first_loss": 2.30261,
+    "peak_bytes": 3 * 2**20,
+    "peak_reserved_bytes": 4 * 2**20,
+    "turns": [{"seconds": 0.25, "client_steps": 400}],
+    "times_the_limit": 1.254,
+    "faster_than_by_hand": 8.046,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def case(**changes: Any) -> Case:
+    settings: dict[str, Any] = {
+        "model": "resnet_tiny", "clients": 3, "batch": 4, "precision": "fp32", "device": "cpu", "steps": 4, "turns": 1,
+        "engines": ("loop",), "baselines": ("hand",),
+    }  # fmt: skip
+    return Case(**settings | changes)
+
+
+def after_a_turn(problem: Problem) -> tuple[OnEngine, ByHand]:
+    """The loop engine and the loop by hand, from the same weights over the same batches."""
+    ours, theirs = OnEngine(problem, "loop"), ByHand(problem)
+    assert ours.turn() == theirs.turn() == 3 * 4
+    return ours, theirs
+
+
+# -- the rows compute the same thing ----------------------------------------------------------------------------------
+
+
+def test_the_loop_by_hand_trains_what_the_engine_trains() -> None:
+    problem = Problem(case())
+    ours, theirs = after_a_turn(problem)
+    assert theirs.loss() == pytest.approx(ours.loss(), rel=1e-5)
+    merged = problem.split.export(global_model(ours.state))
+    for name, start in problem.net.named_parameters():
+        by_hand = torch.stack([net.get_parameter(name).detach() for net in theirs.nets]).mean(0)
+        assert not torch.equal(by_hand, start), name
+        assert torch.allclose(by_hand, merged[name], rtol=1e-5, atol=1e-6), name
+
+
+def test_momenta_left_apart_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(case())
+    ours = OnEngine(problem, "loop")
+    monkeypatch.setattr(baselines, "_fuse", lambda opts: None)
+    apart = ByHand(problem)
+    ours.turn()
+    apart.turn()
+    assert apart.loss() != pytest.approx(ours.loss(), rel=1e-4)
+
+
+def test_bfloat16_is_near_single_precision_but_not_it() -> None:
+    exact, near = (after_a_turn(Problem(case(precision=precision)))[1].loss() for precision in ("fp32", "bf16"))
+    assert near == pytest.approx(exact, rel=2e-2)
+    assert near != exact
+
+
+def test_jax_trains_what_the_loop_by_hand_trains() -> None:
+    pytest.importorskip("jax")
+    from cutlayer.benching.jax_baseline import JaxVmap, _in_jax
+
+    problem = Problem(case())
+    by_hand, in_jax = ByHand(problem), JaxVmap(problem)
+    by_hand.turn()
+    assert in_jax.turn() == 3 * 4
+    assert in_jax.loss() == pytest.approx(by_hand.loss(), rel=1e-5)
+    assert sum(array[0].size for array in in_jax.state.params.values()) == problem.num_params
+    for client, net in enumerate(by_hand.nets):
+        for name, value in net.named_parameters():
+            theirs = torch.tensor(in_jax.state.params[name][client].tolist())
+            assert torch.allclose(theirs, _in_jax(value.detach()), rtol=1e-4, atol=1e-5), name
+        for name, value in net.named_buffers():
+            if "running" in name:
+                theirs = torch.tensor(in_jax.state.stats[name][client].tolist())
+                assert torch.allclose(theirs, value, rtol=1e-4, atol=1e-5), name
+
+
+def test_the_limit_is_one_model_on_the_merged_batch() -> None:
+    problem = Problem(case(steps=1))
+    limit = Limit(problem)
+    assert limit.turn() == 3
+    assert limit.batch.shape == (3 * 4,)
+    merged = problem.batches(0).flatten()
+    net = resnet_tiny(in_channels=3)
+    net.load_state_dict(problem.net.state_dict())
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    torch.nn.functional.cross_entropy(net(problem.images[merged]), problem.data.y[merged]).backward()
+    opt.step()
+    for name, value in net.named_parameters():
+        assert torch.allclose(value, limit.net.get_parameter(name), rtol=1e-4, atol=1e-6), name
+
+
+def test_by_default_a_resnet18_is_cut_after_two_blocks() -> None:
+    problem = Problem(case(model="resnet18", clients=1, batch=2))
+    assert problem.split.units[problem.split.cut - 1] == "layer1.1"
+    assert problem.num_params == 11_173_962
+
+
+# -- the document and its table ---------------------------------------------------------------------------------------
+
+
+def test_rows_have_ratios_to_the_limit_and_to_the_loop_by_hand() -> None:
+    told: list[str] = []
+    found = benching.measure(case(steps=1, turns=3, baselines=("hand", "limit")), told.append)
+    loop, hand, limit = found["rows"]
+    assert [row["name"] for row in found["rows"]] == ["loop", "hand", "limit"]
+    for row in (loop, hand, limit):
+        assert row["obstacle"] is None
+        middle = sorted(turn["seconds"] for turn in row["turns"])[1]
+        assert row["ms_per_step"] == pytest.approx(1e3 * middle)
+        assert row["client_steps_per_second"] == pytest.approx(3 / middle)
+        assert row["times_the_limit"] == row["ms_per_step"] / limit["ms_per_step"]
+        assert row["faster_than_by_hand"] == hand["ms_per_step"] / row["ms_per_step"]
+    assert loop["first_loss"] == pytest.approx(hand["first_loss"], rel=1e-5)
+    assert limit["first_loss"] is None
+    assert (found["case"]["parameters"], found["case"]["cut_after"]) == (5214, "layer2.0")
+    assert found["machine"]["torch"] == torch.__version__
+    assert told[0] == "cutlayer, engine loop: warming up" and told[-1] == "turn 3 of 3"
+
+
+def document(end_to_end: bool = False) -> dict[str, Any]:
+    about = {
+        "model": "resnet18", "clients": 20, "batch": 32, "precision": "bf16", "steps": 20, "turns": 5,
+        "end_to_end": end_to_end, "parameters": 11173962, "cut_after": "layer1.1", "samples": 50000,
+    }  # fmt: skip
+    failed = dict.fromkeys(ROW, None) | {"name": "jax", "what": "JAX jit(vmap)", "obstacle": "jax is not installed"}
+    return {
+        "case": about,
+        "machine": {"device": "a GPU", "torch": "2.11.0", "jax": None},
+        "rows": [ROW] if end_to_end else [ROW, failed],
+    }
+
+
+def test_the_table_of_steps() -> None:
+    lines = benching.text(document()).splitlines()
+    assert lines[0] == (
+        "A step of SMoFi: 20 clients x batch 32, resnet18 (11,173,962 parameters) cut after layer1.1, bf16, a GPU, "
+        "torch 2.11.0"
+    )
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[2], *lines[4:6])]
+    assert cells[0] == [
+        "what", "ms a step", "client steps/s", "× the limit", "× faster than by hand", "first loss", "peak MiB",
+        "reserved MiB", "why not",
+    ]  # fmt: skip
+    assert cells[1] == ["cutlayer, engine loop", "12.50", "1600", "1.25", "8.05", "2.3026", "3", "4", ""]
+    assert cells[2] == ["JAX jit(vmap)", *["–"] * 7, "jax is not installed"]
+    assert len({len(line) for line in lines[2:6]}) == 1
+
+
+def test_the_table_of_rounds() -> None:
+    lines = benching.text(document(end_to_end=True)).splitlines()
+    assert lines[0].startswith(
+        "Rounds of SMoFi: 20 of 100 clients x 5 epochs x batch 32, Dirichlet 0.2, 50,000 images and 10,000 to evaluate"
+    )
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[2], lines[4])]
+    assert cells[0] == ["what", "s a round", "client steps/s", "best", "first loss", "peak MiB", "reserved MiB"]
+    assert cells[1] == ["cutlayer, engine loop", "2.25", "1600", "1700", "2.3026", "3", "4"]
+
+
+def test_whole_rounds_are_counted_in_client_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "SAMPLES_HELD", 40)
+    found = benching.measure(case(clients=2, batch=8, baselines=(), end_to_end=True))
+    (row,) = found["rows"]
+    assert found["case"]["samples"] == 2 * 5 * 40
+    ((steps,), (seconds,)) = zip(*((turn["client_steps"], turn["seconds"]) for turn in row["turns"]), strict=True)
+    assert steps > 0 and steps % 5 == 0  # as many in each of the epochs
+    assert row["client_steps_per_second"] == pytest.approx(steps / seconds)
+
+
+def test_a_row_that_fails_tells_why_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: ByHand, of_clients: torch.Tensor) -> None:
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(ByHand, "step", broken)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    found = benching.measure(case(steps=1, engines=("loop", "graph"), baselines=("hand", "jax")))
+    loop, graph, hand, jax = found["rows"]
+    assert loop["ms_per_step"] > 0 and loop["faster_than_by_hand"] is None
+    assert "graph needs data on a CUDA device" in graph["obstacle"]
+    assert (hand["obstacle"], hand["ms_per_step"]) == ("out of memory", None)
+    assert jax["obstacle"] == "jax is not installed"
+
+
+def test_models_that_are_not_written_in_jax_are_told_of() -> None:
+    from cutlayer.benching.jax_baseline import blocks_of
+    from cutlayer.models import resnet50, vgg11
+
+    with pytest.raises(ConfigError, match=r"^only residual networks are written in JAX; try resnet18$"):
+        blocks_of(vgg11())
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"^only residual networks of basic blocks are written"):
+        blocks_of(resnet50())
+    assert [tuple(block) for block in blocks_of(resnet_tiny())] == [
+        ("layer1.0", 1, False),
+        ("layer2.0", 2, True),
+        ("layer3.0", 2, True),
+    ]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench", "--device", "cpu", *words])
+    captured = capsys.readouterr()
+    return int(left.value.code or 0), captured.out, captured.err
+
+
+def test_json_goes_to_stdout_and_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = (*QUICK, "--engines", "loop", "--baselines", "none", "--output", str(file), "--json")
+    code, out, err = say(capsys, *words)
+    found = json.loads(out)
+    assert code == 0 and json.loads(file.read_text()) == found
+    assert found.keys() == {"command", "case", "machine", "rows"}
+    assert found["machine"].keys() == {"device", "threads", "python", "torch", "jax"}
+    assert found["rows"][0].keys() == ROW.keys()
+    assert found["command"] == (
+        "cutlayer bench --clients 2 --batch 4 --device cpu --steps 1 --turns 1 --engines loop --baselines none "
+        f"--output {file} --json"
+    )
+    assert found["case"]["seed"] == 0
+    assert "cutlayer, engine loop: ready after " in err
+
+
+def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = say(capsys, *QUICK, "--engines", "loop", "--baselines", "hand")
+    assert code == 0
+    assert out.startswith(
+        "A step of SMoFi: 2 clients x batch 4, resnet_tiny (5,214 parameters) cut after layer2.0, fp32"
+    )
+    assert "| eager loop by hand" in out
+
+
+MISTAKES = {
+    "--engines looop": "unknown engine 'looop'; did you mean 'loop'?",
+    "--baselines hnd": "unknown baseline 'hnd'; did you mean 'hand'?",
+    "--precision fp33": "unknown precision 'fp33'; did you mean 'fp32' or 'tf32'?",
+    "--model resnet81": "unknown model 'resnet81'; did you mean 'resnet18' or 'resnet50' or 'resnet34'?",
+    "--model char_transformer": "the benchmark trains on images of 32 x 32, which char_transformer does not read",
+    "--cut layer2": "ResNet has no unit 'layer2' to cut after; did you mean 'layer2.0'? It has 1 'stem', 2 'layer1.0', "
+    "3 'layer2.0', 4 'layer3.0', 5 'head'.",
+    "--cut 0": "cut 0 leaves one side nothing to train; cut between layers with weights",
+    "--clients 0": "clients is 0, but it must be a whole number above 0.",
+    "--batch 1": "batch is 1, but it must be a whole number above 1.",
+    "--steps -1": "steps is -1, but it must be a whole number above 0.",
+    "--engines none --baselines none": "there is nothing to time; name an engine or a baseline",
+    "--end-to-end --baselines hand": "end to end there are no baselines, only engines; leave the baselines out",
+    "--end-to-end --batch 501": "batch is 501, but it must be 500 at most.",
+    "--output nowhere/found.json": "there is no folder nowhere to write found.json into; make it first",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_told_before_anything_is_timed(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert say(capsys, *words.split()) == (2, "", f"error: {MISTAKES[words]}\n")
+
+
+def test_the_work_needs_no_command_line() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'msgspec'): sys.modules[name] = None\n"
+        "import cutlayer.benching; print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
