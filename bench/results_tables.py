@@ -1,0 +1,275 @@
+"""What the page of results says of one panel: its table, its findings, and where it differs from the paper's."""
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from statistics import fmean
+from typing import NamedTuple
+
+from headline import MACHINE
+
+from cutlayer import recipes
+from cutlayer.folder import Folder
+from cutlayer.recipes.recipe import TARGET_SHARE
+from cutlayer.report import Panel
+from cutlayer.trials import Group, Reach, Spread
+
+NONE = "–"
+HOUR = 3600.0
+PAPER_SEEDS = "three"
+SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
+WHY = {  # by the key that departs
+    "rounds": "the time on the machine; schedules are those of the whole run, so that ours is the beginning of the "
+    "paper's, and its best accuracy is of fewer rounds",
+    "precision": "speed; the paper names no precision",
+}
+
+
+class Column(NamedTuple):
+    head: str
+    cell: Callable[[Group], str]
+
+
+def tables(panel: Panel) -> str:
+    """Accuracies and, where the paper races its methods, rounds and simulated time to a target, as Markdown."""
+    second = _race(panel) if _races(panel) else []
+    return "\n\n".join(_table(panel, columns) for columns in (list(_accuracies(panel)), list(second)) if columns)
+
+
+def _table(panel: Panel, columns: list[Column]) -> str:
+    """Columns in which no run has anything are left out."""
+    shown = [Column("run", lambda g: f"`{g.label}`"), *columns]
+    rows = [[column.cell(group) for column in shown] for group in panel.groups]
+    told = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cell != NONE for cell in cells)]
+    lines = [[shown[i].head for i in told], ["---"] * len(told), *([row[i] for i in told] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _accuracies(panel: Panel) -> Iterator[Column]:
+    yield Column("rounds", lambda g: _range(g.rounds))
+    yield Column("best %", lambda g: _percent(g.best))
+    yield Column("in round", lambda g: f"{_best_round(g):.4g}")
+    yield Column("paper's best %", lambda g: _printed(panel, g))
+    yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
+    yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
+    yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}")
+    yield Column("client steps a s", lambda g: f"{g.samples / g.run.batching.size / g.seconds:,.0f}")
+
+
+def _race(panel: Panel) -> Iterator[Column]:
+    own, theirs = panel.target, _paper_target(panel)
+    yield Column(f"R to {_goal(own)} (ours)", lambda g: _rounds(g.reach(own), g))
+    yield Column(f"R to {_goal(theirs)} (paper's)", lambda g: _rounds(g.reach(theirs), g))
+    yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
+    yield Column("speed-up", lambda g: _factor(panel.speed_up(g)))
+    yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
+    if panel.timed:
+        yield from _times(panel)
+
+
+def _times(panel: Panel) -> Iterator[Column]:
+    theirs = _paper_target(panel)
+    yield Column(f"simulated h to {_goal(panel.target)}", lambda g: _hours(g.reach(panel.target), g))
+    yield Column(f"simulated h to {_goal(theirs)}", lambda g: _hours(g.reach(theirs), g))
+    yield Column("paper's h", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
+    ours, paper = ({g.label: f(panel, g) for g in panel.groups} for f in (_hours_a_round, _paper_hours_a_round))
+    yield Column("h a round ÷ smofi's", lambda g: _factor(_ratio(ours, g)))
+    yield Column("paper's ÷", lambda g: _factor(_ratio(paper, g)))
+
+
+def surroundings(panel: Panel) -> str:
+    """What was run, on what, with which seeds."""
+    names = [_kept_name(group) for group in panel.groups]
+    rounds = [group.run.rounds for group in panel.groups]
+    same = len(set(rounds)) == 1
+    run = panel.groups[0].run
+    flags = ["--data DATA", "--runs RUNS", f"--device {run.device}", f"--engine {run.engine}"]
+    flags += [f"--precision {run.precision}"]
+    flags += [f"--rounds {rounds[0]}"] if same else []
+    words = names if same else [f"{name}:{number}" for name, number in zip(names, rounds, strict=True)]
+    command = " \\\n    ".join([f"$ python bench/headline.py {' '.join(flags)}", *words])
+    seeds = sorted({trial.run.seed for group in panel.groups for trial in group.trials})
+    told = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}. {'; '.join(_machines(panel))}."
+    return f"```console\n{command}\n```\n\n{told}{_borrowed(panel)}"
+
+
+def _machines(panel: Panel) -> list[str]:
+    """The machines, versions, engines and precisions of the runs, each once."""
+    found = []
+    for group in panel.groups:
+        for trial in group.trials:
+            known, machine = Folder(trial.path).surroundings(), trial.path / MACHINE
+            name = machine.read_text(encoding="utf-8").strip() if machine.exists() else known.get("machine", "")
+            torch, engine = known.get("torch", ""), known.get("engine", trial.run.engine)
+            found.append(f"{name}, torch {torch}, engine {engine}, {trial.run.precision}")
+    return list(dict.fromkeys(found))
+
+
+def _borrowed(panel: Panel) -> str:
+    labels = [f"`{group.label}`" for group in panel.groups if _kept_name(group) != group.run.name]
+    if not labels:
+        return ""
+    return f" {' and '.join(labels)}: trained with simulated devices, which change nothing but the clock."
+
+
+def _kept_name(group: Group) -> str:
+    """The name of the run that was trained: its folder's, which may serve a second table."""
+    return Folder(group.trials[0].path).run().name
+
+
+def findings(panel: Panel) -> Iterator[str]:
+    """What the table shows, in words."""
+    known = {
+        g.label: (ours, theirs) for g in panel.groups if (ours := _ours(panel, g)) and (theirs := _theirs(panel, g))
+    }
+    if len(known) > 1:
+        pairs = list(combinations(known.values(), 2))
+        agree = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
+        for who, place in (("ours", 0), ("the paper's", 1)):
+            yield f"By best accuracy, {who}: {' > '.join(sorted(known, key=lambda k: -known[k][place]))}."
+        yield f"Of {len(pairs)} pairs of runs, {agree} are in the paper's order."
+    yield from _between_cuts(panel)
+    yield from _raced(panel)
+
+
+def _raced(panel: Panel) -> Iterator[str]:
+    """The targets, and who reaches the paper's within the rounds that ours have."""
+    target, most = _paper_target(panel), min(number for group in panel.groups for number in group.rounds)
+    if not _races(panel) or panel.target is None or target is None:
+        return
+    yield f"Our target is {panel.rule}, here {_goal(panel.target)}; the paper's is {_goal(target)}."
+    printed = {g.label: p.rounds for g in panel.groups if (p := panel.published(g)) and p.rounds.isdecimal()}
+    theirs = [f"{label} ({number})" for label, number in printed.items() if int(number) <= most]
+    reached = [(group.label, group.reach(target)) for group in panel.groups]
+    ours = [f"{label} ({reach.mean:.4g})" for label, reach in reached if reach.mean is not None and reach.mean <= most]
+    named = [", ".join(some) or "none" for some in (ours, theirs)]
+    yield f"Runs that reach {_goal(target)} within {most} rounds: ours {named[0]}; the paper's {named[1]}."
+
+
+def _between_cuts(panel: Panel) -> Iterator[str]:
+    cuts: dict[str, list[Group]] = {}
+    for group in panel.groups:
+        method, _, cut = group.label.partition("-cut")
+        if cut and _theirs(panel, group) is not None:
+            cuts.setdefault(method, []).append(group)
+    for method, groups in cuts.items():
+        if len(groups) > 1:
+            ours, theirs = (_first_to_last(panel, groups, f) for f in (_ours, _theirs))
+            first, last = (group.label.rpartition("-")[2] for group in (groups[0], groups[-1]))
+            yield f"{method} from {first} to {last}: {_signed(ours)} points, in the paper {_signed(theirs)}."
+
+
+def _first_to_last(panel: Panel, groups: list[Group], f: Callable[[Panel, Group], float | None]) -> float | None:
+    first, last = f(panel, groups[0]), f(panel, groups[-1])
+    return None if first is None or last is None else last - first
+
+
+def differences(panel: Panel) -> Iterator[str]:
+    """Seeds, lengths, settings, and what the recipe notes."""
+    seeds = max(len(group.trials) for group in panel.groups)
+    yield f"{seeds} seed{'s' if seeds > 1 else ''}; the paper averages {PAPER_SEEDS}."
+    for departure in panel.departures:
+        why = WHY.get(departure.partition(" ")[0])
+        yield f"{departure}{f': {why}' if why else ''}."
+    for group in panel.groups:
+        if min(group.rounds) < group.run.rounds:
+            yield f"`{group.label}` had {min(group.rounds)} of {group.run.rounds} rounds when its time was up."
+        if group.stopped:
+            yield f"`{group.label}`: clients stood still {group.stopped} times, as their gradients were not finite."
+    recipe = panel.recipe
+    if recipe is not None:
+        yield from recipe.notes
+        names = [run.name for run in recipe.runs if run.name.rpartition("/")[0] == panel.name]
+        missing = [name.rpartition("/")[2] for name in names if name not in {g.run.name for g in panel.groups}]
+        if missing:
+            yield f"Not run: {', '.join(missing)}."
+
+
+def _races(panel: Panel) -> bool:
+    """Whether the paper prints rounds to a target."""
+    return any(p.rounds for g in panel.groups if (p := panel.published(g)) is not None)
+
+
+def _paper_target(panel: Panel) -> float | None:
+    """The paper's own: a share of the accuracy that it prints for FedAvg on this data, which its first table holds."""
+    published = recipes.recipe("smofi_table1").published.get(f"smofi_table1/{panel.name.rpartition('/')[2]}/fedavg")
+    return None if published is None or published.accuracy is None else TARGET_SHARE * published.accuracy / 100
+
+
+def _ours(panel: Panel, group: Group) -> float | None:
+    return None if group.best is None else 100 * group.best.mean
+
+
+def _theirs(panel: Panel, group: Group) -> float | None:
+    published = panel.published(group)
+    return None if published is None else published.accuracy
+
+
+def _gain(panel: Panel, group: Group, f: Callable[[Panel, Group], float | None]) -> float | None:
+    """Points above the panel's FedAvg."""
+    if panel.reference.label != "fedavg" or group is panel.reference:
+        return None
+    one, other = f(panel, group), f(panel, panel.reference)
+    return None if one is None or other is None else one - other
+
+
+def _best_round(group: Group) -> float:
+    """The first round of the best accuracy, on average."""
+    return fmean(t.rounds_to(t.best) or 0 for t in group.trials if t.best is not None)
+
+
+def _hours_a_round(panel: Panel, group: Group) -> float | None:
+    return None if group.simulated is None else group.simulated / HOUR / fmean(group.rounds)
+
+
+def _paper_hours_a_round(panel: Panel, group: Group) -> float | None:
+    """What the paper prints for both, bounds too: they are of the same whole run."""
+    published = panel.published(group)
+    if published is None or not (published.hours and published.rounds):
+        return None
+    return float(published.hours.lstrip(">")) / float(published.rounds.lstrip(">"))
+
+
+def _ratio(hours: dict[str, float | None], group: Group) -> float | None:
+    one, base = hours[group.label], hours.get(SMOFI)
+    return None if one is None or base is None else one / base
+
+
+def _printed(panel: Panel, group: Group) -> str:
+    published = panel.published(group)
+    if published is None or published.accuracy is None:
+        return NONE
+    return f"{published.accuracy:.2f}" + ("" if published.std is None else f" ± {published.std:.2f}")
+
+
+def _percent(spread: Spread | None) -> str:
+    if spread is None:
+        return NONE
+    return f"{100 * spread.mean:.2f}" + ("" if spread.std is None else f" ± {100 * spread.std:.2f}")
+
+
+def _rounds(reach: Reach, group: Group) -> str:
+    if reach.mean is None:
+        return f">{min(group.rounds)}"
+    return f"{reach.mean:.4g}" + ("" if reach.by_all else f" ({reach.reached}/{reach.seeds})")
+
+
+def _hours(reach: Reach, group: Group) -> str:
+    if reach.time is not None:
+        return f"{reach.time / HOUR:.2f}"
+    return NONE if group.simulated is None else f">{group.simulated / HOUR:.2f}"
+
+
+def _goal(target: float | None) -> str:
+    return "no target" if target is None else f"{100 * target:.2f} %"
+
+
+def _signed(points: float | None) -> str:
+    return NONE if points is None else f"{points:+.2f}"
+
+
+def _factor(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}×"
+
+
+def _range(values: tuple[int, ...]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}–{max(values)}"
