@@ -91,7 +91,7 @@ class Run:
     until_samples: int | None = None  # end before them, once clients have processed so many samples in all
     seed: int = 0
     engine: str = "auto"
-    chunk: int | None = None  # most clients that vmap stacks at a time
+    chunk: int | None = None  # most clients that vmap stacks at a time, or that have memory of their own on graph
     device: str = "cpu"
     precision: Precision = "fp32"  # that the layers of the model compute in
     cpu_threads: int | None = None  # that torch computes with; as many as it likes by default

@@ -272,8 +272,10 @@ def train(
         validation: more of them, reported apart.
         batching: batch size, and passes over the data or steps in a round.
         per_round: how many clients, drawn anew, take part in a round; all of them by default.
-        engine: "loop", "vmap", or "auto", which times both on the first round's first steps. They agree to rounding.
-        chunk: the most clients that vmap stacks at a time, where memory is short.
+        engine: "loop", "vmap", "graph" (on a GPU), or "auto", which is graph on a GPU and elsewhere times the first two
+            on the first round's first steps. They agree to rounding.
+        chunk: where memory is short, the most clients that vmap stacks at a time, or that have memory of their own at
+            a time on graph.
         seed: of everything that is drawn: clients, batches, dropout. The model comes with its initial weights.
         precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
             all that is kept or sent is float32 all the same. See `cutlayer.precision`.
