@@ -1,24 +1,23 @@
 """The engine `graph`: chains of operations recorded once and replayed for client after client."""
 
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.batches import Index
 from cutlayer.calculus import Pullback
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.base import Fn, Ids
+from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
-from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, copied, follow, stretches
+from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, copied, follow
 from cutlayer.engines.graph.lane import Book, Lane, lowered
+from cutlayer.engines.graph.product import Member, is_summable, write_sum
 from cutlayer.engines.graph.queue import (
-    Buffer,
     Command,
     Common,
     Function,
@@ -32,6 +31,7 @@ from cutlayer.engines.graph.queue import (
     name_of,
 )
 from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.graph.transfer import upload
 from cutlayer.sums import Weights, weighted_sum
 from cutlayer.tree import Pending, Tree
 from cutlayer.values import Block, PerClient, aligned, shared
@@ -52,9 +52,7 @@ class Graph:
         self._forms = Forms()
         self._known: dict[Any, tuple[Form, ...]] = {}  # by operation on values of these forms: what it makes
         self._functions: dict[Any, Function] = {}
-        self._buffers: dict[Form, list[Buffer]] = {}  # memory that is free
-        self._freed: deque[Buffer] = deque()  # handles to shared values die at any time
-        self._num_buffers = 0
+        self._buffers = Buffers(recorder.device, self._book.addresses)
         self._told: set[Any] = set()
         self._begin()
 
@@ -217,9 +215,7 @@ class Graph:
         return self._spread(value)
 
     def _form(self, value: Tree) -> Any:
-        if isinstance(value, Ref):
-            return value.form
-        if isinstance(value, Shared):
+        if isinstance(value, Ref | Shared):
             return value.form
         if isinstance(value, Plain):
             return type(value), value
@@ -229,20 +225,10 @@ class Graph:
         """A value that all clients have, in memory that all chains can read."""
         if id(value) not in self._common:
             self._join()
-            buffer = self._buffer(self._forms.of(value))
+            buffer = self._buffers.take(self._forms.of(value))
             copied(buffer.tree, value)
             self._common[id(value)] = value, Shared(Loan(buffer), buffer.form)
         return self._common[id(value)][1]
-
-    def _buffer(self, form: Form) -> Buffer:
-        """Memory that nobody reads any more; lanes that may still read it have been joined."""
-        free = self._buffers.setdefault(form, [])
-        if free:
-            return free.pop(0)
-        memory = form.layout.empty(self._book.recorder.device)
-        self._book.addresses |= {row.untyped_storage().data_ptr() for row in memory.values()}
-        self._num_buffers += 1
-        return Buffer(self._num_buffers, form, form.layout.of(memory), memory, self._freed)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -271,11 +257,7 @@ class Graph:
             self._book.recorder.join(self._running)
         self._running = set()
         self._held.clear()
-        while self._freed:
-            buffer = self._freed.popleft()
-            free = self._buffers.setdefault(buffer.form, [])
-            free.append(buffer)
-            free.sort()
+        self._buffers.collect()
 
     def _lane(self, queue: Queue) -> int:
         """A client stays in its lane while it has values; a new one goes where the fewest are."""
@@ -316,49 +298,29 @@ class Graph:
         return value
 
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
-        """The sum as a product of weights and rows; None if the values do not lie in rows of one order."""
-        found = [self._in_row(b) for b in rows.blocks]
-        if not found or any(f is None for f in found):
+        """The sum as a product of weights and rows; None if the values do not lie in rows, or differ in form."""
+        first = next((block.tree for block in rows.blocks), None)
+        if not isinstance(first, Ref) or not is_summable(first.form, largest_integers):
             return None
-        ref = rows.blocks[0].tree
-        groups: dict[Any, list[tuple[int, float]]] = {}
-        for block, (home, form, lane) in zip(rows.blocks, found, strict=True):  # type: ignore[misc]
-            groups.setdefault((home, form), []).append((lane, sum(float(weights[j]) for j in block.ids)))
-        numbers = any(not isinstance(leaf, Tensor) for leaf in tree.leaves(ref.form.bare))
-        if numbers or any(b.tree.path != ref.path or b.tree.form is not ref.form for b in rows.blocks):
-            return None
-        apart = {key: stretches(key[1], ref.form, ref.path) for key in groups}
-        if any(s is None for s in apart.values()):
-            return None
-        if not largest_integers and any(not d.is_floating_point for d in ref.form.layout.sizes):
-            return None
-        buffer = self._buffer(ref.form)
-        for dtype, total in buffer.memory.items():
-            self._summed(dtype, total, groups, apart)
+        members = []
+        for block in rows.blocks:
+            value = self._in_row(block, first)
+            if value is None or value.home is None or value.form.stretches(first.form, first.path) is None:
+                return None
+            lane, weight = self._assigned[block.tree.cell.queue.client], sum(float(weights[j]) for j in block.ids)
+            members.append(Member((value.home, value.form), lane, weight))
+        buffer = self._buffers.take(first.form)
+        write_sum(members, first.form, first.path, self._book, buffer.memory)
         return Shared(Loan(buffer), buffer.form)
 
-    def _summed(self, dtype: torch.dtype, total: Tensor, groups: Mapping[Any, Any], apart: Mapping[Any, Any]) -> None:
-        for k, ((home, form), members) in enumerate(groups.items()):
-            stretch = next(s for s in apart[home, form] if s.dtype == dtype)
-            matrix = self._book.bank(home, form).memory[dtype][:, stretch.start : stretch.start + stretch.size]
-            members = sorted(members)
-            own = _chosen(matrix, [lane for lane, _ in members])
-            if not dtype.is_floating_point:
-                largest = own.amax(0)
-                total.copy_(largest if k == 0 else torch.maximum(total, largest))
-                continue
-            w = upload([weight for _, weight in members], dtype, own.device)
-            torch.addmv(total, own.t(), w, beta=0 if k == 0 else 1, out=total)
-
-    def _in_row(self, block: Block) -> tuple[int, Form, int] | None:
-        if not isinstance(block.tree, Ref):
+    def _in_row(self, block: Block, like: Ref) -> Value | None:
+        """The value that a block's handle is, or is a field of, if the field is the same as of the other handle."""
+        ref = block.tree
+        if self._book.crowded or not isinstance(ref, Ref) or (ref.path, ref.form) != (like.path, like.form):
             return None
-        queue, slot = block.tree.cell.queue, block.tree.cell.slot
-        value = queue.values[slot]
+        value = ref.cell.queue.values[ref.cell.slot]
         self._book.read(value)
-        if value.home is None or self._book.crowded:
-            return None
-        return value.home, value.form, self._assigned[queue.client]
+        return value
 
 
 def _encoded(value: Tree, form: Any, queue: Queue) -> Any:
@@ -387,16 +349,3 @@ def _handed(ref: Ref) -> Tree:
 
 def _block(j: int, value: Any) -> Block:
     return Block((j,), value, stacked=False)
-
-
-def _chosen(matrix: Tensor, rows: list[int]) -> Tensor:
-    """These rows of a matrix; neighbours without a copy."""
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return matrix[rows[0] : rows[0] + len(rows)]
-    return matrix.index_select(0, upload(rows, torch.int64, matrix.device))
-
-
-def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers on the device, without waiting for it."""
-    here = torch.as_tensor(numbers, dtype=dtype)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cutlayer import tree
+from cutlayer.engines.graph.transfer import sent
 from cutlayer.rows import ALIGNMENT, Place, Rows
 from cutlayer.tree import Tree
 
@@ -24,11 +25,18 @@ class Form:
         self._forms = forms
         self._fields: dict[Any, Form] = {}
         self._layout: Layout | None = None
+        self._stretches: dict[tuple[Form, Path], list[Stretch] | None] = {}
 
     def field(self, name: Any) -> "Form":
         if name not in self._fields:
             self._fields[name] = self._forms.of(field(self.bare, name))
         return self._fields[name]
+
+    def stretches(self, inner: "Form", path: Path) -> "list[Stretch] | None":
+        """Where the field at this path lies in the rows of such a value; see below."""
+        if (inner, path) not in self._stretches:
+            self._stretches[inner, path] = stretches(self, inner, path)
+        return self._stretches[inner, path]
 
     @property
     def layout(self) -> "Layout":
@@ -138,7 +146,10 @@ class Stretch(NamedTuple):
 
 
 def stretches(form: Form, inner: Form, path: Path) -> list[Stretch] | None:
-    """Where the field of a value at this path lies in the value's rows; None if not in the order of its own form."""
+    """Where the field of a value at this path, which has the inner form, lies in the value's rows.
+
+    None for a field that is made up of others in another order.
+    """
     places = iter(form.layout.places)
     mine = [leaf.place for leaf in tree.leaves(follow(_with_places(form.bare, places), path)) if type(leaf) is _At]
     found: dict[torch.dtype, Stretch] = {}
@@ -187,7 +198,7 @@ def copied(target: Tree, source: Tree) -> None:
         if not isinstance(here, Tensor):
             there.fill_(here)
         elif here.device != there.device:
-            there.copy_(here.pin_memory() if there.is_cuda else here, non_blocking=True)
+            there.copy_(sent(here, there.device))
         elif not is_there(there, here):
             into.append(there)
             of.append(here.detach())
