@@ -192,6 +192,7 @@ def test_the_table_of_rounds() -> None:
     assert cells[1] == ["cutlayer, engine loop", "2.25", "1600", "1700", "2.3026", "3", "4"]
 
 
+@pytest.mark.slow
 def test_whole_rounds_are_counted_in_client_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SAMPLES_HELD", 40)
     found = benching.measure(case(clients=2, batch=8, baselines=(), end_to_end=True))
@@ -291,6 +292,7 @@ def test_mistakes_are_told_before_anything_is_timed(capsys: pytest.CaptureFixtur
     assert say(capsys, *words.split()) == (2, "", f"error: {MISTAKES[words]}\n")
 
 
+@pytest.mark.slow
 def test_the_work_needs_no_command_line() -> None:
     code = (
         "import sys\n"

@@ -51,7 +51,7 @@ def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v2"))
+@pytest.mark.parametrize("case", ("smofi", pytest.param("sfl_v2", marks=pytest.mark.slow)))
 def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
     seconds = []
     for engine in (Loop(), Graph(Again(CPU), 5)):

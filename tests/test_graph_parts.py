@@ -339,6 +339,7 @@ def wave_values(seed: int) -> tuple[Model, Tensor]:
     return Model({"w": w.requires_grad_()}, {}, {"seen": x.sum()}), x.requires_grad_()
 
 
+@pytest.mark.slow
 def test_a_fused_function_is_the_function_and_so_are_its_gradients(eager: list[int]) -> None:
     fast = Fused(waves)
     for seed, power in ((0, 2), (1, 2), (2, 3)):  # values may change, and what is no tensor is compiled anew
@@ -472,7 +473,7 @@ def test_a_chain_that_cannot_be_recorded_runs_as_it_is_and_says_why_once(
     assert engine.num_recordings == 0
 
 
-@pytest.mark.parametrize("case", ("fedavg", "sfl_v1", "smofi"))
+@pytest.mark.parametrize("case", ("smofi", *(pytest.param(c, marks=pytest.mark.slow) for c in ("fedavg", "sfl_v1"))))
 def test_a_round_whose_recordings_kept_too_little_is_played_again_and_counts_once(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

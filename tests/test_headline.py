@@ -29,6 +29,7 @@ def train(headline: ModuleType, runs: Path, *words: str) -> Folder:
     return Folder(runs / RUN / "seed-0")
 
 
+@pytest.mark.slow
 def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
     headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,6 +176,7 @@ def test_the_cut_tensors_of_a_group_are_reported(overlap: int, num: int) -> None
     assert training.round()["extra_cut_tensors"] == EXTRA[overlap, num]
 
 
+@pytest.mark.slow
 def test_they_are_what_is_held() -> None:
     """A client of one layer makes nothing but cut tensors."""
     net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))

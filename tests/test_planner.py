@@ -58,6 +58,7 @@ def best_seconds(problem: Problem, cuts: np.ndarray) -> float:
         return np.inf
 
 
+@pytest.mark.slow
 def test_joint_is_never_worse_than_paper() -> None:
     better = 0
     problems = [uneven(seed) for seed in range(4)] + [at_random(seed, num_devices=6) for seed in range(20)]

@@ -74,6 +74,7 @@ def test_mu_splitfed_with_full_batches() -> None:
     assert found == ("3.67", "12.75", "0.00", "0.00", "12.75", "0.00002")  # of 5,010 steps, not of 5,110
 
 
+@pytest.mark.slow
 def test_ho_sfl_with_one_client_of_ten() -> None:
     """Who is away replays nine rounds on average, less what is never replayed before the first and after the last one;
     nothing in the table depends on the size of the model."""
