@@ -4,15 +4,20 @@ Without a GPU a recording is the chain itself, run again on the same rows of mem
 kept and who takes turns is then just as on a GPU.
 """
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from conftest import clients_of, fit_for, images, resnet, run, simulation
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
 
 from cutlayer import methods
+from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
-from cutlayer.engines.graph.recorder import Again
+from cutlayer.engines.graph.recorder import Again, Body, Trial
 from cutlayer.engines.loop import Loop
+from cutlayer.fusing import fusing
 from cutlayer.split import Split
 
 CPU = torch.device("cpu")
@@ -63,3 +68,26 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
         assert sim.clock is not None
         seconds.append(sim.clock.now)
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12) and seconds[0] > 0
+
+
+class Compiling(Again):
+    """Compiles what it is told to, as on a GPU, but to the operations themselves."""
+
+    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        def run() -> None:
+            with fusing() if fuse else nullcontext():
+                body()
+
+        with fusing() if fuse else nullcontext():
+            trial()
+        return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ("fedavg", "smofi", "sl", "sfl_v2", "fsl_sage", "splitlora shared"))
+def test_compiled_chains_give_the_loop_engines_numbers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "FUSE_AFTER", 6)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setitem(globals(), "Again", Compiling)
+    found = outcome(case, "momentum", "two-part", torch.float64)
+    must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])

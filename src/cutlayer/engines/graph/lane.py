@@ -222,6 +222,7 @@ class Lane:
             book.refused[chain] = reason(error)
             return None
         self._recordings[key] = made
+        self._recordings.pop((*key[:-1], not fuse), None)  # the one before it was compiled
         return made
 
     def _record(
