@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from cutlayer.checks import check, is_number
 from cutlayer.errors import DataError
 from cutlayer.keys import generator
+from cutlayer.transfer import sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Augment:
             )
         draws = np.concatenate([self._draws(x.shape[1], key) for key in keys])
         angles = np.radians(draws[:, 4] * self.rotate)
-        there = _sent(np.stack([*draws.T[:4], np.cos(angles), np.sin(angles)]), x.device)
+        there = sent(torch.from_numpy(np.stack([*draws.T[:4], np.cos(angles), np.sin(angles)])), x.device)
         images = x.flatten(0, 1)
         if self.rotate:
             images = rotated(images, *there[4:].float())
@@ -76,12 +77,6 @@ class Augment:
         return padded[
             image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None]
         ]
-
-
-def _sent(draws: NDArray[np.float64], device: torch.device) -> Tensor:
-    """The draws on the device, in one copy that nobody waits for."""
-    here = torch.from_numpy(draws)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def rotated(images: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

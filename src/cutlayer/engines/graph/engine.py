@@ -31,8 +31,8 @@ from cutlayer.engines.graph.queue import (
     name_of,
 )
 from cutlayer.engines.graph.recorder import Recorder
-from cutlayer.engines.graph.transfer import upload
 from cutlayer.sums import Weights, weighted_sum
+from cutlayer.transfer import upload
 from cutlayer.tree import Pending, Tree
 from cutlayer.values import Block, PerClient, aligned, shared
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cutlayer import tree
-from cutlayer.engines.graph.transfer import sent
 from cutlayer.rows import ALIGNMENT, Place, Rows
+from cutlayer.transfer import sent
 from cutlayer.tree import Tree
 
 NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}  # numbers in a value are tensors in a row

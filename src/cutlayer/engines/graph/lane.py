@@ -151,11 +151,7 @@ class Lane:
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
             return {o.number: Value(o.form, made[o.number], None, chain and (chain, o.number)) for o in outs}
-        for value, home in zip(reads, self._inputs(reads), strict=True):
-            if value.home is None:
-                copied(home, value.tree)
-        for home, (_, value) in zip(recording.puts, queue.puts, strict=True):
-            copied(home, value)
+        _fill(self._inputs(reads), reads, recording.puts, queue)
         recording.replay()
         homes = {kept.number: kept.home for kept in keeping}
         return {
@@ -233,11 +229,7 @@ class Lane:
         pulls = {kept.number: Pull() for kept in keeping if kept.form.is_pullback}
         rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
         common = {n: loan.buffer.tree for n, loan in queue.common.items()}
-        for value, home in zip(reads, inputs, strict=True):
-            if value.home is None:
-                copied(home, value.tree)
-        for home, (_, value) in zip(puts, queue.puts, strict=True):
-            copied(home, value)
+        _fill(inputs, reads, puts, queue)  # the trial computes with true values
 
         def body() -> None:
             made = trial()
@@ -270,6 +262,15 @@ class Lane:
                 needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
                 if needed and value.home is not None:
                     before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
+
+
+def _fill(inputs: Sequence[Tree], reads: Sequence[Value], puts: Sequence[Tree], queue: Queue) -> None:
+    """What a chain reads and takes, into the rows where its recording looks for them."""
+    for home, value in zip(inputs, reads, strict=True):
+        if value.home is None:
+            copied(home, value.tree)
+    for home, (_, given) in zip(puts, queue.puts, strict=True):
+        copied(home, given)
 
 
 def _chain(queue: Queue, reads: Sequence[Value]) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cutlayer import tree
 from cutlayer.engines.graph.forms import Form, Memory, Path
 from cutlayer.engines.graph.lane import Book
-from cutlayer.engines.graph.transfer import upload
+from cutlayer.transfer import upload
 
 Key = tuple[int, Form]  # of a bank
 
