@@ -2,6 +2,7 @@
 
 import queue
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -324,6 +325,13 @@ def twice(stream: Stream, reply: Reply) -> None:
     stream.say(reply.message, reply.tensors)
 
 
+def again_after_the_next_letter(stream: Stream, reply: Reply) -> None:
+    """That letter asks for the client's layers, which take less room than this answer."""
+    stream.say(reply.message, reply.tensors)
+    time.sleep(0.5)
+    stream.say(reply.message, reply.tensors)
+
+
 def an_old_one_first(stream: Stream, reply: Reply) -> None:
     old = msgspec.structs.replace(reply.message, number=AT - 1)
     stream.say(old, [torch.zeros_like(a) for a in reply.tensors])
@@ -331,7 +339,7 @@ def an_old_one_first(stream: Stream, reply: Reply) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twist", [twice, an_old_one_first])
+@pytest.mark.parametrize("twist", [twice, again_after_the_next_letter, an_old_one_first])
 def test_answers_that_are_late_or_come_twice_change_nothing(
     twist: Twist, pool: Pool, keys: Path, tmp_path: Path
 ) -> None:

@@ -86,13 +86,19 @@ class Line:
         most_bytes: int = 0,  # of an answer that then comes before it is asked for
     ) -> None:
         self.client, self.name, self.session, self.samples, self.kept = client, name, session, samples, tuple(kept)
-        self.most_bytes = most_bytes  # of the answer that is asked for
+        # Of the answers to the last two letters: one that comes twice may come after the next letter has gone.
+        self._sizes = (most_bytes, most_bytes)
         self.asked: int | None = None  # the number of that answer, until it has come
         self.noted = False  # whether a round has heard what it keeps
         self._send, self.close, self._commands = send, close, commands
         self._numbers = itertools.count(1)
         self._unread = 0
         self._lists: dict[bytes, int] = {}
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that an answer may take now."""
+        return max(self._sizes)
 
     def deliver(self, message: Message, tensors: Sequence[Tensor]) -> int:
         """Send something that is no letter; the bytes that went."""
@@ -113,7 +119,7 @@ class Line:
         if not self._commands:
             self._unread = 0
             return up, 0
-        self.most_bytes = num_bytes(letter)
+        self._sizes = (self._sizes[1], num_bytes(letter))
         if len(self._lists) >= MOST_LISTS:
             self._lists.clear()
         content = msgspec.msgpack.encode(letter.commands)
