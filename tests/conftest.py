@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import grpc  # noqa: F401 (before cutlayer.remote, which silences it: tests read there why a handshake failed)
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -170,7 +170,7 @@ class Visit:
         most = lambda: 0 if self.line is None else self.line.most_bytes  # noqa: E731
         self.decoder = Decoder(FromClient, most, CLIENT_HEADER)
         self._patience = threading.Timer(0.0, lambda: None)
-        context.add_callback(lambda: self._over("the connection is gone"))
+        context.add_callback(self._gone)
 
     def run(self) -> Iterator[bytes]:
         threading.Thread(target=self._listen, name="visit", daemon=True).start()
@@ -195,15 +195,23 @@ class Visit:
             self._deny(str(error), final=True)
         except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
             self._over(f"the connection broke: {type(error).__name__}")
-        finally:
-            self._patience.cancel()
+
+    def _gone(self) -> None:
+        self._patience.cancel()
+        self._over("the connection is gone")
 
     def _wait(self, seconds: float, complaint: str) -> None:
         """Turn the client away if nothing comes of it."""
+        self._later(seconds, lambda: self._deny(complaint.format(seconds)))
+
+    def _later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do this instead of what was to be done later, unless the connection is gone before."""
         self._patience.cancel()
-        self._patience = threading.Timer(seconds, self._deny, (complaint.format(seconds),))
+        self._patience = threading.Timer(seconds, action)
         self._patience.daemon = True
         self._patience.start()
+        if not self.context.is_active():
+            self._patience.cancel()
 
     def _heard(self, message: Message, tensors: Sequence[Tensor]) -> None:
         match message:
@@ -278,9 +286,7 @@ class Visit:
     def _end(self) -> None:
         """Close the stream, also of a client that does not listen."""
         self.out.put(None)
-        last = threading.Timer(GOODBYE_SECONDS, self.context.cancel)
-        last.daemon = True
-        last.start()
+        self._later(GOODBYE_SECONDS, self.context.cancel)
 
     def _over(self, reason: str) -> None:
         if self.line is not None:
