@@ -36,16 +36,20 @@ def is_fusing() -> bool:
 
 
 class Fused:
-    """A pure function of trees. For each form of its arguments it is traced to its tensor operations, and compiled."""
+    """A function of trees. For each form of its arguments it is traced to its tensor operations, and compiled.
+
+    It may write into tensors that it is given, also where one of them is given twice.
+    """
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
         self._fn = fn
         self._made: dict[Any, Callable[..., Tree]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
-        look = _look(args), torch.is_autocast_enabled(_device(args))
+        firsts = _firsts(tree.tensors(args))
+        look = _look(args), firsts, torch.is_autocast_enabled(_device(args))
         if look not in self._made:
-            self._made[look] = self._compiled(args)
+            self._made[look] = self._compiled(args, firsts)
         try:
             return self._made[look](*args)
         except Exception as error:  # a compiler has many ways to fail, and its caller can do without it
@@ -54,20 +58,21 @@ class Fused:
             self._made[look] = self._plain(error)
             return self._fn(*args)
 
-    def _compiled(self, args: tuple[Tree, ...]) -> Callable[..., Tree]:
+    def _compiled(self, args: tuple[Tree, ...], firsts: tuple[int, ...]) -> Callable[..., Tree]:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import
 
         shape: list[Tree] = []
 
         def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-            given = iter(tensors)
+            distinct = dict(zip(sorted(set(firsts)), tensors, strict=True))
+            given = iter([distinct[first] for first in firsts])
             made = self._fn(*tree.map(lambda _: next(given), args))
             shape.append(tree.shapes(made))
             return tuple(tree.tensors(made))
 
         try:
             with torch.no_grad():
-                traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in tree.tensors(args)))
+                traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in _distinct(args, firsts)))
         except Exception as error:
             return self._plain(error)
         if len(traced.graph.nodes) > MOST_OPERATIONS:
@@ -76,7 +81,7 @@ class Fused:
 
         def run(*own: Tree) -> Tree:
             with torch._functorch.config.patch(donated_buffer=False):  # a pullback may be asked more than once
-                outputs = iter(compiled(*tree.tensors(own)))
+                outputs = iter(compiled(*_distinct(own, firsts)))
             return tree.map(lambda _: next(outputs), shape[-1])
 
         return run
@@ -90,6 +95,19 @@ class Fused:
 def fused(fn: Callable[..., Tree]) -> Fused:
     """The function in as few kernels as possible; made once."""
     return Fused(fn)
+
+
+def _firsts(tensors: list[Tensor]) -> tuple[int, ...]:
+    """For each tensor the number of the first one that is the same memory, seen in the same way."""
+    found: dict[Any, int] = {}
+    return tuple(
+        found.setdefault((a.data_ptr(), a.dtype, a.shape, a.stride()) if a.numel() else k, k)
+        for k, a in enumerate(tensors)
+    )
+
+
+def _distinct(args: Tree, firsts: tuple[int, ...]) -> list[Tensor]:
+    return [a for k, (a, first) in enumerate(zip(tree.tensors(args), firsts, strict=True)) if k == first]
 
 
 def _device(args: Tree) -> str:

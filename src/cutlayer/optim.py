@@ -101,11 +101,33 @@ class Optimiser:
         return Part(*model, self._fresh_moments(model), 0, part.lr, part.progress, part.start)
 
     def step(self, part: Part, grads: Grads) -> Part:
-        if not (all(type(rule) in ALIKE for rule in (*self.before, self.rule)) and rows.fits(part, grads)):
+        if not self._works_on_rows(part, grads):
             return self._step(part, grads)
         packed, gradients = rows.together(part, grads)
         step = fused(self._step) if is_fusing() else self._step
         return rows.apart(step(packed._replace(frozen={}), gradients), part)
+
+    def step_into(self, part: Part, grads: Grads, home: Part) -> Part:
+        """The same, with parameters and moments written into those of `home`, which may be the part itself."""
+        if not self._works_on_rows(part, grads):
+            return self._step(part, grads)
+        packed, gradients = rows.together(part, grads)
+        params, moments = rows.within(home)
+        step = fused(self._step_into) if is_fusing() else self._step_into
+        rest = step(packed._replace(frozen={}), gradients, params, moments)
+        return rows.apart(rest._replace(params=params, moments=moments), part)
+
+    def _works_on_rows(self, part: Part, grads: Grads) -> bool:
+        return all(type(rule) in ALIKE for rule in (*self.before, self.rule)) and rows.fits(part, grads)
+
+    def _step_into(self, part: Part, grads: Grads, params: Tensors, moments: dict[str, Tensors]) -> Part:
+        """What a step leaves besides parameters and moments, which it writes."""
+        made = self._step(part, grads)
+        for target, value in zip(
+            tree.tensors((params, moments)), tree.tensors((made.params, made.moments)), strict=True
+        ):
+            target.copy_(value)
+        return made._replace(params={}, moments={})
 
     def _step(self, part: Part, grads: Grads) -> Part:
         ok = _still_finite(part.progress.ok, grads)

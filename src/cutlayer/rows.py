@@ -85,13 +85,12 @@ class Rows(dict[str, Tensor]):
         first = own[0][0]
         if all(_lies_in_such_a_row(value, at, first, row) for value, at in own):
             return first.as_strided(row.shape, (1,), 0)
-        pieces: list[Tensor] = []
-        end = 0
+        gaps = dict(self._gaps(dtype, len(row)))  # by where they start
+        zeros = row.new_zeros(max((end - start for start, end in gaps.items()), default=0))
+        pieces: list[Tensor] = [zeros[: gaps[0]]] if 0 in gaps else []
         for value, at in own:
-            pieces += [row.new_zeros(at.start - end)] if at.start > end else []
-            pieces.append(_flat(value.to(dtype), at))
             end = at.start + at.size
-        pieces += [row.new_zeros(len(row) - end)] if len(row) > end else []
+            pieces += [_flat(value.to(dtype), at), *([zeros[: gaps[end] - end]] if end in gaps else [])]
         return torch.cat(pieces)
 
 
@@ -136,6 +135,12 @@ def together(part: Part, grads: Grads) -> tuple[Part, Grads]:
         packed = packed._replace(buffers=_named(part.buffers.packed(part.buffers)))
         gradients = gradients._replace(buffers=_named(part.buffers.packed(grads.buffers)))
     return packed, gradients
+
+
+def within(part: Part) -> tuple[Tensors, dict[str, Tensors]]:
+    """The rows themselves that hold the parameters and the moments of a part."""
+    rows_of = {kind: _named(_rows_of(of_kind).rows) for kind, of_kind in part.moments.items()}
+    return _named(_rows_of(part.params).rows), rows_of
 
 
 def apart(packed: Part, part: Part) -> Part:

@@ -1,7 +1,7 @@
 """What a chain computes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cutlayer import calculus, tree
 from cutlayer.engines.graph.forms import follow
@@ -9,39 +9,65 @@ from cutlayer.engines.graph.queue import Command, Common, Literal, Made, Put, Re
 from cutlayer.tree import Tree
 
 
+class Given(NamedTuple):
+    """What a chain computes with."""
+
+    reads: Sequence[Tree]
+    puts: Sequence[Tree]
+    common: Mapping[int, Tree]
+
+
+class Step(NamedTuple):
+    """One command as it ran."""
+
+    first: int  # the number of the first value that it made
+    command: Command
+    args: list[Any]
+    made: tuple[Any, ...]
+
+
 def executed(
-    commands: Sequence[Command],
-    reads: Sequence[Tree],
-    puts: Sequence[Tree],
-    common: Mapping[int, Tree],
-    lasting: frozenset[int],
+    commands: Sequence[Command], given: Given, lasting: frozenset[int] = frozenset(), landing: Mapping[int, Tree] = {}
 ) -> list[Any]:
     """All values that the commands make, in their order.
 
-    A pullback that lasts beyond the chain, by its number, has arguments that nobody overwrites.
+    A pullback that lasts beyond the chain, by its number, has arguments that nobody overwrites. A value that lands, by
+    its number, is written into the memory that is given for it.
     """
+    return [value for step in steps(commands, given, lasting, landing) for value in step.made]
+
+
+def steps(
+    commands: Sequence[Command], given: Given, lasting: frozenset[int], landing: Mapping[int, Tree]
+) -> Iterator[Step]:
+    """The commands, run one after another."""
     made: list[Any] = []
 
-    def given(arg: Any) -> Any:
+    def value_of(arg: Any) -> Any:
         match arg:
             case Made(number, path):
                 return follow(made[number], path)
             case Read(number, path):
-                return follow(reads[number], path)
+                return follow(given.reads[number], path)
             case Put(number):
-                return puts[number]
+                return given.puts[number]
             case Common(number, path):
-                return follow(common[number], path)
+                return follow(given.common[number], path)
             case Literal(_, value):
                 return value
-        return tuple(map(given, arg.items))
+        return tuple(map(value_of, arg.items))
 
     for command in commands:
-        args = [given(a) for a in command.args]
-        if command.how == "vjp" and len(made) + 1 in lasting:
+        args, first = [value_of(a) for a in command.args], len(made)
+        if command.how == "vjp" and first + 1 in lasting:
             args = [tree.owned(a) for a in args]
-        made += done(command.how, command.fn and command.fn.fn, args, command.cut)
-    return made
+        land = into(command) if first in landing else None
+        if land is None:
+            own = done(command.how, command.fn and command.fn.fn, args, command.cut)
+        else:
+            own = (land(*args, landing[first]),)
+        made += own
+        yield Step(first, command, args, own)
 
 
 def done(how: str, fn: Any, args: list[Any], cut: int | None) -> tuple[Any, ...]:
@@ -51,3 +77,10 @@ def done(how: str, fn: Any, args: list[Any], cut: int | None) -> tuple[Any, ...]
     if how == "vjp":
         return calculus.vjp(fn, args, cut)
     return (calculus.gradient(fn, args, cut) if how == "grad" else args[0](args[1]),)
+
+
+def into(command: Command) -> Callable[..., Tree] | None:
+    """A method that has one beside it of the same name with `_into`: that one takes memory for its result as well."""
+    fn = command.fn and command.fn.fn
+    owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    return getattr(owner, f"{name}_into", None) if command.how == "call" else None

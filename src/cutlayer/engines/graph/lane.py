@@ -1,6 +1,7 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.checks import reason
-from cutlayer.engines.graph.execute import executed
+from cutlayer.engines.graph.execute import Given, executed
 from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copied, is_there
+from cutlayer.engines.graph.landing import landable
 from cutlayer.engines.graph.queue import NOT_KEPT, Queue, Value
 from cutlayer.engines.graph.recorder import Recorder
 from cutlayer.errors import CutlayerError
@@ -163,7 +165,7 @@ class Lane:
         inputs = [lowered(v.form, v.tree) for v in reads]
         common = {n: lowered(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
-        made = executed(queue.commands, inputs, [value for _, value in queue.puts], common, lasting)
+        made = executed(queue.commands, Given(inputs, [value for _, value in queue.puts], common), lasting)
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
@@ -228,17 +230,19 @@ class Lane:
         puts = tuple(self.home(("put", k), form) for k, (form, _) in enumerate(queue.puts))
         pulls = {kept.number: Pull() for kept in keeping if kept.form.is_pullback}
         rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
-        common = {n: loan.buffer.tree for n, loan in queue.common.items()}
+        given = Given(inputs, puts, {n: loan.buffer.tree for n, loan in queue.common.items()})
         _fill(inputs, reads, puts, queue)  # the trial computes with true values
+        landing = landable(commands, given, rows) if fuse else {}  # only compiled code gains by it
 
         def body() -> None:
-            made = trial()
+            made = executed(commands, given, frozenset(pulls), landing)
             for number, pull in pulls.items():
                 pull.current = made[number]
             self._store([(home, made[number]) for number, home in rows.items()])
 
-        def trial() -> list[Any]:
-            return executed(commands, inputs, puts, common, frozenset(pulls))
+        def trial() -> None:
+            with _unchanged(landing.values()):
+                executed(commands, given, frozenset(pulls), landing)
 
         replay = self.book.recorder.record(self.number, trial, body, apart=apart, fuse=fuse)
         return Recording(replay, puts, {**rows, **pulls})
@@ -262,6 +266,17 @@ class Lane:
                 needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
                 if needed and value.home is not None:
                     before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
+
+
+@contextmanager
+def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
+    """Afterwards these rows hold what they held before."""
+    before = [(home, tree.owned(home)) for home in homes]
+    try:
+        yield
+    finally:
+        for home, value in before:
+            copied(home, value)
 
 
 def _fill(inputs: Sequence[Tree], reads: Sequence[Value], puts: Sequence[Tree], queue: Queue) -> None:
