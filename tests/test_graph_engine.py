@@ -9,10 +9,12 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import clients_of, fit_for, images, resnet, run, simulation
+from conftest import SIZES, clients_of, fit_for, images, resnet, run, simulation
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
+from torch import Tensor, nn
 
 from cutlayer import methods
+from cutlayer.data.arrays import Arrays
 from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again, Body, Trial
@@ -23,13 +25,15 @@ from cutlayer.split import Split
 CPU = torch.device("cpu")
 
 
-def outcome(case: str, opt: str, shape: str, dtype: torch.dtype, slots: int = 5) -> Outcome:
+def outcome(
+    case: str, opt: str, shape: str, dtype: torch.dtype, slots: int = 5, recorder: Again | None = None
+) -> Outcome:
     name, options, batching = CASES[case]
     cut, head = SHAPES[shape]
     model = Split(fit_for(name, resnet(dtype=dtype)), cut, head=head)
     method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
     sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, engine="loop")
-    sim.engine = engine = Graph(Again(CPU), slots)
+    sim.engine = engine = Graph(recorder or Again(CPU), slots)
     found = Outcome(run(sim), sim.ledger)
     assert engine.num_recordings and not engine.refused
     return found
@@ -85,9 +89,51 @@ class Compiling(Again):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sl", "sfl_v2", "fsl_sage", "splitlora shared"))
-def test_compiled_chains_give_the_loop_engines_numbers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_chains_give_the_loop_engines_numbers(
+    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: list[int] = []
+    compile = partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(lane, "FUSE_AFTER", 6)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setitem(globals(), "Again", Compiling)
-    found = outcome(case, "momentum", "two-part", torch.float64)
+    monkeypatch.setattr(torch, "compile", lambda *a, **o: (compiled.append(1), compile(*a, **o))[1])
+    found = outcome(case, "momentum", "two-part", torch.float64, recorder=Compiling(CPU))
+    assert compiled and "not compiled" not in caplog.text
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
+
+
+class Words(nn.Module):
+    """Embeddings, a matrix of positions that is added, a linear layer: autocast converts only the last of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(11, 6)
+        self.places = Places()
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(24, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.places(self.words(x)))
+        return out
+
+
+class Places(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.at
+
+
+def test_graph_computes_in_bfloat16_what_the_loop_engine_does() -> None:
+    random = torch.Generator().manual_seed(0)
+    count = sum(SIZES)
+    x, y = (torch.randint(*drawn, generator=random) for drawn in ((11, (count, 4)), (10, (count,))))
+    data = Arrays(x=x, y=y, num_classes=10)
+    found = []
+    for engine in (Loop(), Graph(Again(CPU), 5)):
+        method = methods.build("sfl_v1", Split(Words(), 1), OPTIMISERS["momentum"], OPTIMISERS["momentum"])
+        sim = simulation(method, data, clients_of(), precision="bf16")
+        sim.engine = engine
+        found.append(Outcome(run(sim), sim.ledger))
+    must_agree(found[1], found[0], 1e-6)

@@ -80,6 +80,7 @@ def test_torchs_settings_hold_inside_and_are_as_before_after(precision: Precisio
     try:
         with computing(precision):
             assert settings() == (products, products, products, True, False, False)
+            assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (products == "tf32")
             with pytest.raises(ZeroDivisionError), computing("tf32"):
                 raise ZeroDivisionError
             assert settings() == (products, products, products, True, False, False)
@@ -89,6 +90,14 @@ def test_torchs_settings_hold_inside_and_are_as_before_after(precision: Precisio
         assert settings() == before
     finally:
         torch.backends.cudnn.benchmark = False
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_model_may_use_torchs_older_switches_inside(precision: Precision) -> None:
+    before = settings()
+    with computing(precision), torch.backends.cudnn.flags(enabled=False):
+        assert not torch.backends.cudnn.enabled
+    assert settings() == before and torch.backends.cudnn.enabled
 
 
 def test_a_round_that_fails_leaves_the_settings_as_they_were() -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from cutlayer.checks import reason
 from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
+MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they belong to
 MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
 
 _active: ContextVar[bool] = ContextVar("fusing", default=False)
@@ -91,9 +92,9 @@ class Fused:
         return self._fn
 
 
-@cache
+@lru_cache(maxsize=MOST_FUNCTIONS)
 def fused(fn: Callable[..., Tree]) -> Fused:
-    """The function in as few kernels as possible; made once."""
+    """The function in as few kernels as possible; made once, as long as not many others are made after it."""
     return Fused(fn)
 
 

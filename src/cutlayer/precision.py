@@ -27,17 +27,20 @@ _in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
 
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
-    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before."""
-    switches = _switches(precision == "tf32")
-    before = [getattr(home, name) for home, name, _ in switches]
+    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before.
+
+    Torch's switches belong to the process: only one thread at a time may be inside.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, _products()
     token = _in_bfloat16.set(precision == "bf16")
     try:
-        for home, name, value in switches:
-            setattr(home, name, value)
+        cudnn.deterministic, cudnn.benchmark = True, False
+        _set_products(("tf32" if precision == "tf32" else "ieee",) * len(before[2]))
         yield
     finally:
-        for (home, name, _), value in zip(switches, before, strict=True):
-            setattr(home, name, value)
+        cudnn.deterministic, cudnn.benchmark = before[:2]
+        _set_products(before[2])
         _in_bfloat16.reset(token)
 
 
@@ -55,7 +58,7 @@ def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: i
 
 
 def differentiable(params: Tensors) -> Tensors:
-    """The parameters as what to differentiate by; those in rows have their matrices converted all at once."""
+    """The parameters as what to differentiate by; those in rows have their kernels converted all at once."""
     if isinstance(params, Rows):
         return params.leaves(torch.bfloat16 if _in_bfloat16.get() else None)
     return {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -77,11 +80,19 @@ def _single(a: Tensor) -> Tensor:
     return a.float() if a.dtype == torch.bfloat16 else a
 
 
-def _switches(tf32: bool) -> list[tuple[Any, str, Any]]:
-    """Torch's settings: where each is, its name and its value."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    same_each_time = [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+def _products() -> tuple[str, ...]:
+    """What torch does with the factors of products: in matrices, in convolutions and in recurrent layers."""
+    cudnn: Any = torch.backends.cudnn
+    matrices: Any = torch.backends.cuda.matmul
     if not hasattr(cudnn, "conv"):  # torch 2.8
-        return [*same_each_time, (products, "allow_tf32", tf32), (cudnn, "allow_tf32", tf32)]
-    named = "tf32" if tf32 else "ieee"
-    return [*same_each_time, *((home, "fp32_precision", named) for home in (products, cudnn.conv, cudnn.rnn))]
+        return tuple("tf32" if on else "ieee" for on in (matrices.allow_tf32, cudnn.allow_tf32))
+    return matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+
+def _set_products(values: tuple[str, ...]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    matrices: Any = torch.backends.cuda.matmul
+    # Older readers, torch's compiler among them, look here, and it is an error if the two do not agree.
+    matrices.allow_tf32, cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
+    if hasattr(cudnn, "conv"):
+        matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = values

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutlayer.state import Grads, Part, Tensors
 
+KERNEL_DIMENSIONS = 4  # of a convolution over images
 ALIGNMENT = 16  # bytes: what matrix units ask of the tensors that they read
 
 
@@ -46,14 +47,17 @@ class Rows(dict[str, Tensor]):
         copies = self.like({dtype: row.clone() for dtype, row in self.rows.items()})
         return {name: value.data for name, value in copies.items()}
 
-    def leaves(self, matrices: torch.dtype | None) -> Tensors:
-        """The tensors to differentiate by; with a type, those of two or more dimensions in it, converted at once."""
+    def leaves(self, kernels: torch.dtype | None) -> Tensors:
+        """The tensors to differentiate by; with a type, kernels of convolutions in it, converted at once.
+
+        They are many, and autocast converts each of them; other matrices, such as embeddings, it may leave alone.
+        """
         kept = {name: value.detach() for name, value in self.items()}
-        if matrices is not None:
+        if kernels is not None:
             for dtype, row in self.rows.items():
-                converted = row.to(matrices)
-                wide = ((n, p) for n, p in self.places.items() if p.dtype == dtype and len(p.shape) > 1)
-                kept |= {name: place.of(converted) for name, place in wide}
+                own = [(n, p) for n, p in self.places.items() if p.dtype == dtype and len(p.shape) == KERNEL_DIMENSIONS]
+                converted = row.to(kernels) if own else row
+                kept |= {name: place.of(converted) for name, place in own}
         return {name: value.requires_grad_() for name, value in kept.items()}
 
     def gathered(self, values: Tensors) -> Tensors:

@@ -1,6 +1,5 @@
 """A method in simulation: all clients of a partition on this machine, round after round."""
 
-import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
 from cutlayer.kinds import ACTIVATIONS
 from cutlayer.memory import Memory
-from cutlayer.meters.base import Meter
+from cutlayer.meters.base import Meter, Restorable
 from cutlayer.meters.clock import Clock, NoClock, Timer
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method
@@ -148,9 +147,11 @@ class Simulation:
 
     def _recorded(self, engine: Graph, state: State, ids: tuple[int, ...]) -> State:
         """A round in which a recording turned out to keep too little did not happen, and is played again."""
-        stored = [s for s in (self.ledger, self.clock, self._memory) if s is not None]
+        stored = [s for s in (*self.meters, self.clock, self._memory) if isinstance(s, Restorable)]
         before = [s.content() for s in stored]
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:  # not for ever: in the end everything is kept
+            attempt += 1
             try:
                 return self._timed(engine, state, ids)
             except NotKept:
@@ -161,7 +162,6 @@ class Simulation:
             except BaseException:
                 engine.forget()
                 raise
-        raise AssertionError  # no round is played for ever
 
     def _run(
         self,
@@ -237,7 +237,8 @@ class Simulation:
         if name == "loop":
             return Loop()
         if self.method.model.random:
-            why = "graph cannot record" if name == "graph" or on_gpu else "vmap cannot stack"
+            recorded = name == "graph" or (name == "auto" and on_gpu)
+            why = "graph cannot record" if recorded else "vmap cannot stack"
             log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
             return Loop()
         if name == "graph" and not on_gpu:

@@ -11,7 +11,7 @@ from cutlayer.errors import UnknownNameError
 from cutlayer.recipes import RECIPES
 
 ENGINES = {
-    "auto": "times the others on the first steps and keeps the fastest; says which and why",
+    "auto": "graph on a GPU; elsewhere times loop and vmap on the first steps and keeps the faster; says which and why",
     "loop": "one client after another, plain Python: the reference, and for big models on a CPU",
     "vmap": "clients of equal shapes stacked: for many small clients",
     "graph": "each client's step recorded as a CUDA graph and replayed, many clients side by side: on a GPU",

@@ -1,7 +1,7 @@
 """What a meter is told."""
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from cutlayer.kinds import Kind, Place
 from cutlayer.values import PerClient
@@ -9,8 +9,20 @@ from cutlayer.values import PerClient
 Direction = Literal["up", "down"]
 
 
+@runtime_checkable
+class Restorable(Protocol):
+    """Something that can be put back to where it was."""
+
+    def content(self) -> Any: ...
+
+    def restore(self, content: Any) -> None: ...
+
+
 class Meter(Protocol):
-    """Told of every crossing, once it is allowed."""
+    """Told of every crossing, once it is allowed.
+
+    A round may be played again; a meter that is `Restorable`, as the ledger is, is put back to where it was before it.
+    """
 
     def stepped(self, sizes: Mapping[int, int]) -> None:
         """These clients begin a step, each with so many samples."""

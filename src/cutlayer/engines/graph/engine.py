@@ -87,7 +87,7 @@ class Graph:
 
     def load(self, data: Arrays, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
         """Whole stacks at a time. A chain ends where the next batch comes, if not before."""
-        if self._since_load:
+        if self._since_load or any(queue.asks_pullback for queue in self._waiting.values()):
             self._flush()
         self._loaded = True
         groups: dict[int, list[int]] = {}
@@ -179,11 +179,11 @@ class Graph:
         So does one with a plain number: chains with another number each time would be recorded without end.
         """
         values = [self._at_hand(value, same, queue) for value, same in arguments]
+        if how == "call" and any(type(value) in NUMBERS for value in values):
+            return self._done_now(how, fn, values, queue, cut)
         given = [self._form(value) for value in values]
         name = name_of(fn)
         operation = how, name, tuple(given), cut
-        if how == "call" and any(type(value) in NUMBERS for value in values):
-            return self._done_now(how, fn, values, queue, cut)
         forms = self._known.get(operation)
         if forms is None:
             refs = self._done_now(how, fn, values, queue, cut)

@@ -216,8 +216,8 @@ class Lane:
             return known
         try:
             made = self._record(queue, reads, keeping, apart=pulls, fuse=fuse)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            book.refused[chain] = reason(error)
+        except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
+            book.refused[chain] = f"{type(error).__name__}: {reason(error)}"
             return None
         self._recordings[key] = made
         self._recordings.pop((*key[:-1], not fuse), None)  # the one before it was compiled
@@ -249,6 +249,8 @@ class Lane:
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
         """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
+        if any(a.device != self.book.recorder.device for _, value in made for a in tree.tensors(value)):
+            raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
         safe = [(home, _moved(home, value, self.book.is_static)) for home, value in made]
         for home, value in safe:
             copied(home, value)

@@ -176,6 +176,11 @@ class Queue:
         self._num_made = 0
         self._put_numbers: dict[int, int] = {}
 
+    @property
+    def asks_pullback(self) -> bool:
+        """Whether the chain reads a pullback: if it left a new one as well, it would be another chain at each step."""
+        return any(self.values[slot].form.is_pullback for slot in self.reads)
+
     def held(self, form: Form) -> Ref:
         """A handle to a slot that nobody held."""
         self.collect()
