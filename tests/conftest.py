@@ -6,11 +6,12 @@ from typing import Any
 
 import grpc  # noqa: F401 (before cutlayer.remote, which silences it: tests read there why a handshake failed)
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import keys, methods, models
+from cutlayer import fusing, keys, methods, models
 from cutlayer.batches import Batching, Walk
 from cutlayer.config import Choice, Run
 from cutlayer.data.arrays import Arrays
@@ -37,6 +38,22 @@ FROZEN_NORMS = ("hosfl", "zo_sfl", "mu_splitfed", "splitlora")  # who need them,
 TWO_PART_ONLY = ("hosfl", "zo_sfl", "mu_splitfed", "fsl_sage")  # who need the loss at the server
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Torch's compiler with everything but the making of kernels; counts what it compiles."""
+    compiled: list[int] = []
+    compile = torch.compile
+
+    def counted(traced: torch.fx.GraphModule, **options: Any) -> Any:
+        compiled.append(len(list(traced.graph.nodes)))
+        return compile(traced, **options)
+
+    monkeypatch.setattr(fusing, "BACKEND", "aot_eager")
+    monkeypatch.setattr(torch, "compile", counted)
+    yield compiled
+    torch.compiler.reset()
 
 
 def using(run: Run, method: str) -> Run:

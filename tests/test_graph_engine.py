@@ -5,11 +5,10 @@ kept and who takes turns is then just as on a GPU.
 """
 
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
-from conftest import SIZES, clients_of, fit_for, images, resnet, run, simulation
+from conftest import OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run, simulation
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
 from torch import Tensor, nn
 
@@ -88,16 +87,14 @@ class Compiling(Again):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ("fedavg", "smofi", "sl", "sfl_v2", "fsl_sage", "splitlora shared"))
+@pytest.mark.parametrize("case", CASES)
 def test_compiled_chains_give_the_loop_engines_numbers(
-    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str, eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled: list[int] = []
-    compile = partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(lane, "FUSE_AFTER", 6)
-    monkeypatch.setattr(torch, "compile", lambda *a, **o: (compiled.append(1), compile(*a, **o))[1])
+    monkeypatch.setattr(lane, "FUSE_AFTER", 2)
     found = outcome(case, "momentum", "two-part", torch.float64, recorder=Compiling(CPU))
-    assert compiled and "not compiled" not in caplog.text
+    assert "slower" not in caplog.text
+    assert eager or CASES[case][0] in (*OWN_LENGTH, "zo_sfl")  # whose chains may not come often enough here
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
 
 

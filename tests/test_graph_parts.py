@@ -2,7 +2,7 @@
 that cannot be recorded or that kept too little."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import agree, clients_of, images, resnet, run, simulation
 from test_engines_agree import CASES, Dropping, Outcome, must_agree
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutlayer import methods, optim, rows, tree
+from cutlayer.calculus import vjp
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.forms import Form, Forms, Layout, copied, field, follow, stretches
 from cutlayer.engines.graph.lane import Lane, lowered
@@ -312,21 +313,6 @@ def test_partial_functions_of_the_same_objects_have_one_name() -> None:
 # -- fused functions ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Torch's compiler with everything but the making of kernels; counts what it compiles."""
-    compiled: list[int] = []
-    real = torch.compile
-
-    def compile(traced: nn.Module, **options: Any) -> Any:
-        compiled.append(len(list(traced.graph.nodes)))  # type: ignore[union-attr, arg-type]
-        return real(traced, backend="aot_eager", **options)
-
-    monkeypatch.setattr(torch, "compile", compile)
-    yield compiled
-    torch.compiler.reset()
-
-
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "cutlayer"]
 
@@ -383,6 +369,66 @@ def test_a_function_that_the_compiler_fails_on_runs_as_it_is_and_says_why(
     for seed in (0, 1):
         agree(fast(*wave_values(seed), 2), waves(*wave_values(seed), 2), 0)
     assert said(caplog) == ["not compiled, and so slower: waves (no compiler here)"]
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds, and hands the gradient on as if it had not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def rounded(x: Tensor) -> Tensor:
+    made: Tensor = StraightThrough.apply(2 * x)
+    return made
+
+
+def test_a_function_with_a_backward_pass_of_its_own_keeps_it(
+    eager: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.tensor([0.2, 1.6], requires_grad=True)
+    (gradient,) = torch.autograd.grad(Fused(rounded)(x).sum(), x)
+    assert gradient.tolist() == [2.0, 2.0] and not eager
+    why = "it has a backward pass of its own, which a trace would lose"
+    assert said(caplog) == [f"not compiled, and so slower: rounded ({why})"]
+
+
+def half_frozen(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.mean()
+    return scale * x
+
+
+def test_what_a_function_does_without_gradients_ends_there(eager: list[int]) -> None:
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(Fused(half_frozen)(x).sum(), x)
+    assert gradient.tolist() == [2.0, 2.0] and len(eager) == 1
+
+
+def test_functions_are_not_traced_inside_of_vmap(eager: list[int]) -> None:
+    fast = Fused(torch.sin)
+    agree(torch.vmap(fast)(torch.ones(3, 2)), torch.ones(3, 2).sin(), 0)
+    assert not eager
+
+
+def test_a_compiled_pullback_can_be_asked_again_after_it_was_asked_once(eager: list[int]) -> None:
+    def run(part: Model, x: Tensor) -> tuple[Tensor, Tensors]:
+        return fast(part.params["w"], x), {}
+
+    fast = Fused(lambda w, x: torch.sin(x @ w))
+    (values, x), ask = wave_values(0), torch.ones(4, 2, dtype=torch.float64)
+    with fusing():
+        once = vjp(run, [values, x.detach()], None)[1](ask)
+        later = vjp(run, [values, x.detach()], None)[1]
+        found = [later(ask, again=True) for _ in range(2)]
+    assert len(eager) == 1
+    for grads in found:
+        agree(grads.params, once.params, 0)
 
 
 def wrong(x: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from cutlayer import tree
 from cutlayer.checks import reason
 from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
+BACKEND = "inductor"  # of torch.compile
 MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they belong to
 MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
 
@@ -47,8 +49,10 @@ class Fused:
         self._made: dict[Any, Callable[..., Tree]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of vmap there are no tensors to trace
+            return self._fn(*args)
         firsts = _firsts(tree.tensors(args))
-        look = _look(args), firsts, torch.is_autocast_enabled(_device(args))
+        look = _look(args), firsts, torch.is_grad_enabled(), torch.is_autocast_enabled(_device(args))
         if look not in self._made:
             self._made[look] = self._compiled(args, firsts)
         try:
@@ -56,12 +60,14 @@ class Fused:
         except Exception as error:  # a compiler has many ways to fail, and its caller can do without it
             if self._made[look] is self._fn:
                 raise
-            self._made[look] = self._plain(error)
+            self._made[look] = self._plain(reason(error))
             return self._fn(*args)
 
     def _compiled(self, args: tuple[Tree, ...], firsts: tuple[int, ...]) -> Callable[..., Tree]:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import
 
+        if torch.is_grad_enabled() and _has_backward_of_its_own(self._fn, args):
+            return self._plain("it has a backward pass of its own, which a trace would lose")
         shape: list[Tree] = []
 
         def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -71,24 +77,22 @@ class Fused:
             shape.append(tree.shapes(made))
             return tuple(tree.tensors(made))
 
-        try:
-            with torch.no_grad():
-                traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in _distinct(args, firsts)))
+        try:  # in the caller's mode: what the function switches off inside is on again after that, as it was
+            traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in _distinct(args, firsts)))
         except Exception as error:
-            return self._plain(error)
+            return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn
-        compiled = torch.compile(traced, dynamic=False, fullgraph=True)
+        compiled = _compiled(traced)
 
         def run(*own: Tree) -> Tree:
-            with torch._functorch.config.patch(donated_buffer=False):  # a pullback may be asked more than once
-                outputs = iter(compiled(*_distinct(own, firsts)))
+            outputs = iter(compiled(*_distinct(own, firsts)))
             return tree.map(lambda _: next(outputs), shape[-1])
 
         return run
 
-    def _plain(self, error: Exception) -> Callable[..., Tree]:
-        log.warning("not compiled, and so slower: %s (%s)", getattr(self._fn, "__qualname__", ""), reason(error))
+    def _plain(self, why: str) -> Callable[..., Tree]:
+        log.warning("not compiled, and so slower: %s (%s)", getattr(self._fn, "__qualname__", ""), why)
         return self._fn
 
 
@@ -96,6 +100,32 @@ class Fused:
 def fused(fn: Callable[..., Tree]) -> Fused:
     """The function in as few kernels as possible; made once, as long as not many others are made after it."""
     return Fused(fn)
+
+
+def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The same in fewer kernels, which are chosen by rules: by timing, the same seed would not give the same bits."""
+    import torch._inductor.config as inductor
+
+    by_rules = BACKEND == "inductor" and hasattr(inductor, "deterministic")
+    options: dict[str, Any] | None = {"deterministic": True} if by_rules else None
+    return torch.compile(traced, backend=BACKEND, dynamic=False, fullgraph=True, options=options)
+
+
+def _has_backward_of_its_own(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> bool:
+    """Whether a gradient on the way through a function is computed by a user's own `autograd.Function`."""
+    if not any(a.requires_grad for a in tree.tensors(args)):
+        return False
+    made = fn(*tree.map(lambda a: a.detach().requires_grad_(a.requires_grad), args))
+    waiting = [a.grad_fn for a in tree.tensors(made) if a.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        new = {later for later, _ in node.next_functions if later is not None} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def _firsts(tensors: list[Tensor]) -> tuple[int, ...]:
@@ -121,4 +151,4 @@ def _look(value: Tree) -> Any:
         return value.dtype, tuple(value.shape)
     if isinstance(value, dict):
         return tuple((k, _look(v)) for k, v in value.items())
-    return tuple(map(_look, value)) if isinstance(value, tuple) else value
+    return tuple(map(_look, value)) if isinstance(value, tuple) else (type(value), value)

@@ -194,7 +194,7 @@ def copied(target: Tree, source: Tree) -> None:
     """Write a value into rows: numbers as they are, tensors that lie side by side in both as one."""
     into: list[Tensor] = []
     of: list[Tensor] = []
-    for there, here in _pairs(target, source):
+    for there, here in pairs(target, source):
         if not isinstance(here, Tensor):
             there.fill_(here)
         elif here.device != there.device:
@@ -212,7 +212,7 @@ def is_there(home: Tensor, value: Tensor) -> bool:
     return value.data_ptr() == home.data_ptr() and value.stride() == home.stride()
 
 
-def _pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
+def pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
     """Each tensor of the target with what belongs there; where both are rows of one order, the rows themselves."""
     if isinstance(target, dict):
         if isinstance(target, Rows) and target and source.keys() == target.keys():
@@ -221,10 +221,10 @@ def _pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
                 yield from packed
                 return
         for name, there in target.items():
-            yield from _pairs(there, source[name])
+            yield from pairs(there, source[name])
     elif isinstance(target, tuple):
         for there, here in zip(target, source, strict=True):
-            yield from _pairs(there, here)
+            yield from pairs(there, here)
     elif isinstance(target, Tensor):
         yield target, source
 

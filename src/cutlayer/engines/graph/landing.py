@@ -6,6 +6,7 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.engines.graph.execute import Given, Step, into, steps
+from cutlayer.engines.graph.forms import is_there, pairs
 from cutlayer.engines.graph.queue import Command
 from cutlayer.tree import Tree
 
@@ -22,11 +23,15 @@ def landable(commands: Sequence[Command], given: Given, homes: Mapping[int, Tree
     found = {}
     for place, step in enumerate(ran):
         if step.first in homes and into(step.command) is not None:
+            home = homes[step.first]
             leaving = [a for number in homes if number != step.first for a in tree.tensors(made[number])]
+            passed_on = [
+                a for there, a in pairs(home, made[step.first]) if isinstance(a, Tensor) and not is_there(there, a)
+            ]
             later = [a for look in looks[place + 1 :] for a in look]
-            spans = _spans(homes[step.first])
-            if not any(_is_within(a, spans) for a in (*leaving, *later)):
-                found[step.first] = homes[step.first]
+            spans = _spans(home)
+            if not any(_is_within(a, spans) for a in (*leaving, *passed_on, *later)):
+                found[step.first] = home
     return found
 
 

@@ -1,5 +1,6 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from cutlayer.errors import CutlayerError
 from cutlayer.state import Grads
 from cutlayer.tree import Tree
 
+log = logging.getLogger("cutlayer")
 FUSE_AFTER = 200  # plays of a chain in all lanes: then it is worth the half minute that compiling it takes
 
 
@@ -34,7 +36,8 @@ class Pull:
 
     def __call__(self, gradient: Tensor) -> Grads:
         assert self.current is not None
-        return self.current(gradient, again=True)
+        found = self.current(gradient, again=True)
+        return found._replace(buffers=tree.owned(found.buffers))  # the next replay writes them again
 
 
 class Out(NamedTuple):
@@ -82,6 +85,7 @@ class Book:
     seen: dict[Any, int] = field(default_factory=dict)  # by chain: the first flush that had it
     used: dict[Any, set[int]] = field(default_factory=dict)  # by chain: which of its values were read later
     played: dict[Any, int] = field(default_factory=dict)  # by chain: how often it was, in all lanes together
+    unfused: set[Any] = field(default_factory=set)  # chains that cannot be recorded compiled
     refused: dict[Any, str] = field(default_factory=dict)  # by chain: why it cannot be recorded
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
@@ -209,7 +213,7 @@ class Lane:
         if pulls and book.crowded:
             return None  # a pullback cannot move out when the lane's next client comes
         played = book.played[chain] = book.played.get(chain, 0) + 1
-        fuse = played > FUSE_AFTER
+        fuse = played > FUSE_AFTER and chain not in book.unfused
         key = chain, tuple(v.home for v in reads), keeping, fuse
         known = self._recordings.get(key)
         if known is not None:
@@ -217,8 +221,13 @@ class Lane:
         try:
             made = self._record(queue, reads, keeping, apart=pulls, fuse=fuse)
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
-            book.refused[chain] = f"{type(error).__name__}: {reason(error)}"
-            return None
+            why = f"{type(error).__name__}: {reason(error)}"
+            if not fuse:
+                book.refused[chain] = why
+                return None
+            book.unfused.add(chain)
+            log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
+            return self._recording(queue, chain, reads, keeping)
         self._recordings[key] = made
         self._recordings.pop((*key[:-1], not fuse), None)  # the one before it was compiled
         return made

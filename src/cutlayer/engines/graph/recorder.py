@@ -85,6 +85,7 @@ class Cuda:
             except BaseException:
                 with suppress(RuntimeError):  # which would only tell that there was an error
                     graph.capture_end()
+                self._pools[lane % len(self._pools)] = torch.cuda.graph_pool_handle()  # the old one may be half open
                 raise
             graph.capture_end()
         return graph.replay
