@@ -134,3 +134,21 @@ def test_graph_computes_in_bfloat16_what_the_loop_engine_does() -> None:
         sim.engine = engine
         found.append(Outcome(run(sim), sim.ledger))
     must_agree(found[1], found[0], 1e-6)
+
+
+@pytest.mark.slow
+def test_passes_side_by_side_are_recorded_when_others_are_compiled(
+    eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lane, "FUSE_AFTER", 2)
+    found = []
+    for engine in (Loop(), Graph(Compiling(CPU), 5)):
+        name, options, batching = CASES["hosfl"]
+        model = Split(fit_for(name, resnet()), 1)
+        options = {**options, "perturbations": 4, "side_by_side": 2}
+        method = methods.build(name, model, OPTIMISERS["momentum"], OPTIMISERS["momentum"], **options)
+        sim = simulation(method, images(), clients_of(), batching=batching)
+        sim.engine = engine
+        found.append(Outcome(run(sim, 8), sim.ledger))
+    assert eager and "slower" not in caplog.text and "unrecorded" not in caplog.text
+    must_agree(found[1], found[0], 1e-9)

@@ -96,9 +96,13 @@ class Fused:
         return self._fn
 
 
+def fused(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """The function itself, or, where functions are fused, the same in as few kernels as possible."""
+    return _fused(fn) if is_fusing() else fn
+
+
 @lru_cache(maxsize=MOST_FUNCTIONS)
-def fused(fn: Callable[..., Tree]) -> Fused:
-    """The function in as few kernels as possible; made once, as long as not many others are made after it."""
+def _fused(fn: Callable[..., Tree]) -> Fused:
     return Fused(fn)
 
 

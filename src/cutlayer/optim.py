@@ -19,7 +19,7 @@ from torch import Tensor
 from cutlayer import registry, rows, tree
 from cutlayer.checks import check
 from cutlayer.errors import ConfigError
-from cutlayer.fusing import fused, is_fusing
+from cutlayer.fusing import fused
 from cutlayer.rules import (
     ALIKE,
     Adam,
@@ -104,8 +104,7 @@ class Optimiser:
         if not self._works_on_rows(part, grads):
             return self._step(part, grads)
         packed, gradients = rows.together(part, grads)
-        step = fused(self._step) if is_fusing() else self._step
-        return rows.apart(step(packed._replace(frozen={}), gradients), part)
+        return rows.apart(fused(self._step)(packed._replace(frozen={}), gradients), part)
 
     def step_into(self, part: Part, grads: Grads, home: Part) -> Part:
         """The same, with parameters and moments written into those of `home`, which may be the part itself."""
@@ -113,8 +112,7 @@ class Optimiser:
             return self._step(part, grads)
         packed, gradients = rows.together(part, grads)
         params, moments = rows.within(home)
-        step = fused(self._step_into) if is_fusing() else self._step_into
-        rest = step(packed._replace(frozen={}), gradients, params, moments)
+        rest = fused(self._step_into)(packed._replace(frozen={}), gradients, params, moments)
         return rows.apart(rest._replace(params=params, moments=moments), part)
 
     def _works_on_rows(self, part: Part, grads: Grads) -> bool:
