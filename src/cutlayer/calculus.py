@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cutlayer import tree
 from cutlayer.errors import CutError, LawError
-from cutlayer.fusing import is_fusing
 from cutlayer.precision import differentiable
 from cutlayer.rows import Rows
 from cutlayer.state import Grads, Tensors
@@ -47,8 +46,7 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
     def pull(gradient: Tensor, *, again: bool = False) -> Grads:
         if not out.requires_grad:  # nothing was trainable on the way, as in an empty client
             return Grads({}, buffers)
-        # Compiled code learns at its first backward pass whether another may come: so it always may.
-        found = torch.autograd.grad(out, inputs, gradient, allow_unused=True, retain_graph=again or is_fusing())
+        found = torch.autograd.grad(out, inputs, gradient, allow_unused=True, retain_graph=again)
         by_name = {k: g for k, g in zip(params, found, strict=False) if g is not None}
         if isinstance(given, Rows) and len(by_name) == len(given):
             by_name = given.gathered(by_name)

@@ -22,6 +22,7 @@ MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they b
 MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
 
 _active: ContextVar[bool] = ContextVar("fusing", default=False)
+_outliving: ContextVar[bool] = ContextVar("outliving", default=False)
 
 
 @contextmanager
@@ -32,6 +33,19 @@ def fusing() -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+@contextmanager
+def outliving() -> Iterator[None]:
+    """Inside, functions are run whose gradients are asked for later, perhaps again and again.
+
+    They are compiled apart: at its first backward pass compiled code settles whether it may write over what it saved.
+    """
+    token = _outliving.set(True)
+    try:
+        yield
+    finally:
+        _outliving.reset(token)
 
 
 def is_fusing() -> bool:
@@ -52,7 +66,8 @@ class Fused:
         if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of vmap there are no tensors to trace
             return self._fn(*args)
         firsts = _firsts(tree.tensors(args))
-        look = _look(args), firsts, torch.is_grad_enabled(), torch.is_autocast_enabled(_device(args))
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(_device(args)), _outliving.get()
+        look = _look(args), firsts, modes
         if look not in self._made:
             self._made[look] = self._compiled(args, firsts)
         try:

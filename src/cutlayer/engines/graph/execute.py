@@ -1,11 +1,13 @@
 """What a chain computes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from cutlayer import calculus, tree
 from cutlayer.engines.graph.forms import follow
 from cutlayer.engines.graph.queue import Command, Common, Literal, Made, Put, Read
+from cutlayer.fusing import outliving
 from cutlayer.tree import Tree
 
 
@@ -59,15 +61,18 @@ def steps(
 
     for command in commands:
         args, first = [value_of(a) for a in command.args], len(made)
-        if command.how == "vjp" and first + 1 in lasting:
+        lasts = command.how == "vjp" and first + 1 in lasting
+        if lasts:
             args = [tree.owned(a) for a in args]
         land = into(command) if first in landing else None
-        if land is None:
-            own = done(command.how, command.fn and command.fn.fn, args, command.cut)
-        else:
-            own = (land(*args, landing[first]),)
+        with outliving() if lasts else nullcontext():
+            own = (land(*args, landing[first]),) if land else _done(command, args)
         made += own
         yield Step(first, command, args, own)
+
+
+def _done(command: Command, args: list[Any]) -> tuple[Any, ...]:
+    return done(command.how, command.fn and command.fn.fn, args, command.cut)
 
 
 def done(how: str, fn: Any, args: list[Any], cut: int | None) -> tuple[Any, ...]:
