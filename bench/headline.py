@@ -1,44 +1,61 @@
-"""Train chosen runs of our recipes one after another on one device, within a time limit, and on from there next time.
+"""Train runs of our recipes one after another on one device, within a time limit, and on from there next time.
 
-    python bench/headline.py --data DATA --runs RUNS --device cuda --engine graph --precision bf16 --rounds 120 \
-        --seconds 560 smofi_table1/cifar10/fedavg smofi_table1/cifar10/smofi cut_table3_as_run/cifar10:30
+    python bench/headline.py --runs runs digits/fedavg digits/sfl_v1:10
+    python bench/headline.py --runs runs --device cuda --engine graph --precision bf16 --seconds 560 \\
+        smofi_table1/cifar10:120 cut_table3_as_run/cifar10/sfl_v2-cut1:30
 
-A name is that of a run or of a whole panel, and may carry rounds of its own. A run is the first rounds of its recipe's:
-all that its recipe says of schedules stays, a cosine's length too. It is kept as `cutlayer run` keeps it. The same
-command again skips what is finished and goes on with what is not. `--collect FOLDER` packs the small files of all runs
-into FOLDER/headline.tar.gz; unpacked, they are what bench/results_page.py and `cutlayer compare` read.
+A name is that of a run, of a panel or of a whole recipe, and may carry rounds of its own. A run is the first rounds of
+its recipe's: all that its recipe says of schedules stays, a cosine's length too. It is kept as `cutlayer run` keeps it.
+The same command again skips what is finished and goes on with what is not. `--collect FOLDER` packs the small files of
+all runs into FOLDER/headline.tar.gz; unpacked, they are what bench/results_page.py and `cutlayer compare` read.
 """
 
 import argparse
 import gc
 import io
 import json
+import sys
 import tarfile
 import time
-import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from cutlayer import config, recipes
+from cutlayer.checks import check_device
 from cutlayer.config import Run
-from cutlayer.errors import UnknownNameError
-from cutlayer.folder import Folder, write
+from cutlayer.errors import ConfigError, CutlayerError, DataError, UnknownNameError
+from cutlayer.folder import Folder, read_lines, write
 from cutlayer.run import execute
 from cutlayer.training import Record, Training
 from cutlayer.trials import find, load
 
 KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
-MACHINE = "machine.txt"  # beside a run's own files: what it was trained on
+SESSIONS = "sessions.jsonl"  # beside a run's own files: the first round of each session
 ARCHIVE = "headline.tar.gz"
+NONE = "–"
 TOLD_EVERY = 10  # rounds
 TO_FINISH = 8.0  # seconds kept for the last checkpoint and the model
 TO_START = 30.0  # seconds below which no run is begun: data, model and the first round
 MARGIN = 1.3  # a round may take so many times the longest of the last ones
+FAILED, MISTAKEN, STOPPED = 1, 2, 130  # exit codes, as of `cutlayer`
+OPTIONS = ("rounds", "seed", "device", "engine", "precision", "checkpoint_every")  # keys that are not for --set
+WORDS = {  # advice for users of `cutlayer run`, in the words of this script
+    "start over with --overwrite": "remove its folder and start over",
+    "go on with --resume": "give the same command again",
+    "--out": "--runs",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Words that make no sense are a mistake like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help")
 
 
 @dataclass
@@ -60,67 +77,101 @@ class Watch:
         now, number = time.monotonic(), record["round"]
         self.recent, self.last = (*self.recent[-4:], now - self.last), now
         if number % TOLD_EVERY == 0 or number == self.begun + 1:
-            shown = 100 * (record.get("test_accuracy") or 0.0)
-            say(f"{self.title}: round {number}/{self.rounds}, accuracy {shown:.2f} %, {self.recent[-1]:.2f} s")
+            shown = f"accuracy {percent(record['test_accuracy'])}, " if "test_accuracy" in record else ""
+            say(f"{self.title}: round {number}/{self.rounds}, {shown}{self.recent[-1]:.2f} s")
         # Two rounds: the one that would still begin as usual, and the last one, which leaves a checkpoint.
         if now + 2 * MARGIN * max(self.recent) + TO_FINISH > self.deadline and number < training.rounds:
             training.rounds = number + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return carried_out(parsed(arguments))
+    except CutlayerError as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+def carried_out(args: argparse.Namespace) -> int:
+    """Train what is asked for, as far as the time goes; the exit code."""
     began = time.monotonic()
-    args = parsed(arguments)
-    deadline = began + args.seconds
-    failed = []
-    for run in chosen(args):
+    runs = chosen(args)
+    check(runs, args)
+    failed: dict[str, int] = {}
+    for run in runs:
         try:
-            trained(run, args, deadline)
-        except Exception:  # one run that cannot be trained leaves the time to the others
+            trained(run, args, began + args.seconds)
+        except KeyboardInterrupt:
+            done = max(folder_of(run, args.runs).store.rounds(), default=0)
+            print(f"stopped; {run.name} is saved up to round {done}; the same command goes on", file=sys.stderr)
+            return STOPPED
+        except CutlayerError as error:  # one run that cannot be trained leaves the time to the others
+            failed[run.name] = complain(error, f"{run.name}: ")
+        except Exception:
             traceback.print_exc()
-            failed.append(run.name)
+            failed[run.name] = FAILED
         release()
     if args.collect is not None:
         collected(args.runs, args.collect)
     say(f"{time.monotonic() - began:.0f} s in all" + (f"; failed: {', '.join(failed)}" if failed else ""))
-    return 1 if failed else 0
+    return max(failed.values(), default=0)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="RECIPE/PANEL[/RUN][:ROUNDS]")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="RECIPE[/PANEL][/RUN][:ROUNDS]", help="what to train")
     parser.add_argument("--data", type=Path, help="the folder of the data sets; by default that of CUTLAYER_DATA")
     parser.add_argument("--runs", type=Path, required=True, help="the folder that the runs are kept in")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--precision", help="as the recipe says by default")
-    parser.add_argument("--rounds", type=int, help="at most so many; by default as many as the recipe has")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="cpu by default, or cuda")
+    parser.add_argument("--engine", default="auto", help="as `cutlayer list engines` names it; auto by default")
+    parser.add_argument("--precision", help="fp32, tf32 or bf16; by default the recipe's")
+    parser.add_argument("--rounds", type=int, help="of names without their own; by default, and at most, the recipe's")
+    parser.add_argument("--seed", type=int, default=0, help="0 by default")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end cleanly before these are over")
-    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="ROUNDS")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a line of TOML; for trials")
+    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="ROUNDS", help="20 by default")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="as of `cutlayer run`; may be repeated")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help=f"write {ARCHIVE} of all runs there at the end")
-    return parser.parse_intermixed_args(arguments)
+    args = parser.parse_intermixed_args(arguments)
+    if not args.names and args.collect is None:
+        parser.error("name at least one run, or pack those that are there with --collect")
+    return args
 
 
 def chosen(args: argparse.Namespace) -> list[Run]:
     """The runs in the order of their names, changed as the command line says."""
-    changes: dict[str, Any] = {"device": args.device, "engine": args.engine, "seed": args.seed}
-    changes["checkpoint_every"] = args.checkpoint_every
-    if args.precision is not None:
-        changes["precision"] = args.precision
-    settings = tomllib.loads("\n".join(args.set))
+    changes: dict[str, Any] = {key: getattr(args, key) for key in OPTIONS if key != "rounds"}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    settings = settings_of(args.set or [])
     runs = []
     for word in args.names:
-        name, _, own = word.partition(":")
-        most = int(own) if own else args.rounds
+        name, colon, own = word.partition(":")
+        if colon and not own.isdecimal():
+            raise ConfigError(f"the rounds of {word!r} are no number; write for example {name}:20")
+        most = int(own) if colon else args.rounds
         for run in named(name):
-            short = replace(run, rounds=run.rounds if most is None else min(most, run.rounds))
-            runs.append(config.changed(config.changed(short, settings, "--set"), changes, "the command line"))
+            short = {**changes, "rounds": run.rounds if most is None else min(most, run.rounds)}
+            runs.append(config.changed(config.changed(run, settings, "--set"), short, word))
     return runs
 
 
+def settings_of(words: Sequence[str]) -> dict[str, Any]:
+    """What --set says, as tables."""
+    if not words:
+        return {}
+    try:
+        from cutlayer.cli import launch  # here: all else does without the packages of the command line
+    except ImportError as error:
+        raise ConfigError(f"--set needs the packages of the command line: {error}") from None
+    settings = launch.parsed(words)
+    for key in OPTIONS:
+        if key in settings:
+            raise ConfigError(f"--set cannot change {key}; use --{key.replace('_', '-')}")
+    return settings
+
+
 def named(name: str) -> tuple[Run, ...]:
-    """The run of this name, or the runs of the panel."""
+    """The run of this name, or the runs of the panel or recipe."""
     known = recipes.runs(name.partition("/")[0])
     found = tuple(run for run in known if f"{run.name}/".startswith(f"{name}/"))
     if not found:
@@ -128,9 +179,44 @@ def named(name: str) -> tuple[Run, ...]:
     return found
 
 
+def check(runs: Sequence[Run], args: argparse.Namespace) -> None:
+    """Find mistakes before any time is spent."""
+    check_device(args.device)
+    if args.data is not None and not args.data.is_dir():
+        raise DataError(f"there is no folder {args.data}; --data is the one that holds the data sets")
+    for run in runs:
+        folder = folder_of(run, args.runs)
+        if folder.config.exists():
+            check_same(folder, run)
+
+
+def check_same(folder: Folder, run: Run) -> None:
+    """A folder answers only for the run that it holds, of whatever length."""
+    there, here = (flat(replace(one, rounds=1)) for one in (folder.run(), run))
+    for key in {**there, **here}:
+        if there.get(key) != here.get(key):
+            raise ConfigError(
+                f"{folder.path} holds another run: {key} is {there.get(key)} there and {here.get(key)} here; "
+                "ask for it as it is, or choose another --runs"
+            )
+
+
+def flat(run: Run) -> dict[str, Any]:
+    """The settings of a run by the keys that --set knows them by."""
+    words: dict[str, Any] = {}
+    for key, value in config.as_dict(run).items():
+        options = value if isinstance(value, dict) else {"name": value}
+        words |= {key if option == "name" else f"{key}.{option}": content for option, content in options.items()}
+    return words
+
+
+def folder_of(run: Run, runs: Path) -> Folder:
+    return Folder(runs / run.name / f"seed-{run.seed}")
+
+
 def trained(run: Run, args: argparse.Namespace, deadline: float) -> None:
     """Train a run as far as the time goes, and tell what it came to."""
-    folder = Folder(args.runs / run.name / f"seed-{run.seed}")
+    folder = folder_of(run, args.runs)
     if max(folder.store.rounds(), default=0) >= run.rounds:
         say(f"{told(folder, run)}; finished before")
         return
@@ -140,32 +226,44 @@ def trained(run: Run, args: argparse.Namespace, deadline: float) -> None:
     watch = Watch(run.name, run.rounds, deadline)
 
     def start(training: Training) -> None:
-        write(folder.path / MACHINE, machine(run.device) + "\n")
+        note_session(folder, training.state.round + 1)
         watch.start(training)
 
     began = time.monotonic()
     execute(run, folder, root=args.data, resume=True, on_start=start, on_round=watch.round)
-    say(f"{told(folder, run, watch.begun)}; {time.monotonic() - began:.0f} s now")
+    say(f"{told(folder, run)}; {time.monotonic() - began:.0f} s now")
 
 
-def told(folder: Folder, run: Run, begun: int = 0) -> str:
-    """What a run came to; its speed is that of the rounds after `begun` but the first, which sets up the engine."""
+def told(folder: Folder, run: Run) -> str:
+    """What a run came to."""
     trial = load(folder)
-    best, final = (f"{100 * (value or 0.0):.2f} %" for value in (trial.best, trial.final))
-    later = [line for line in folder.times() if line["round"] > begun + 1]
-    speed = "–"
-    if later:
-        samples = trial.samples[later[-1]["round"]] - trial.samples[begun + 1]
-        speed = f"{samples / run.batching.size / sum(line['seconds'] for line in later):,.0f}"
+    done = len(trial.history)
+    rounds = f"{done} of {run.rounds} rounds" if done <= run.rounds else f"{done} rounds, {run.rounds} asked for"
     return (
-        f"{run.name}: {len(trial.history)} of {run.rounds} rounds, best {best}, final {final}, "
-        f"{trial.seconds:.0f} s of rounds, {speed} client steps a second (of {run.batching.size} samples), "
-        f"engine {folder.surroundings().get('engine')}"
+        f"{run.name}: {rounds}, best {percent(trial.best)}, final {percent(trial.final)}, "
+        f"{trial.seconds:.0f} s of rounds, {brief(pace(folder))} client steps a second (of {run.batching.size} "
+        f"samples), engine {folder.surroundings().get('engine')}"
     )
 
 
-def machine(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device.upper()
+def note_session(folder: Folder, first: int) -> None:
+    """Sessions of rounds that are lost and run again are forgotten."""
+    begun = sorted({number for number in sessions(folder) if number < first} | {first})
+    write(folder.path / SESSIONS, "".join(json.dumps({"round": number}) + "\n" for number in begun))
+
+
+def sessions(folder: Folder) -> set[int]:
+    """The first rounds of all sessions."""
+    return {1, *(line["round"] for line in read_lines(folder.path / SESSIONS))}
+
+
+def pace(folder: Folder) -> float | None:
+    """Client steps a second, without the first round of each session, which sets up the engine."""
+    first = sessions(folder)
+    seconds = {line["round"]: line["seconds"] for line in folder.times() if line["round"] not in first}
+    samples = {record["round"]: record["samples"] for record in folder.history()}
+    steps = sum(samples[number] - samples[number - 1] for number in seconds) / folder.run().batching.size
+    return steps / sum(seconds.values()) if any(seconds.values()) else None
 
 
 def release() -> None:
@@ -177,22 +275,47 @@ def release() -> None:
 
 def collected(runs: Path, out: Path) -> None:
     """The small files of all runs in one archive, with what is needed of each round."""
+    folders = find([runs])
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(out / ARCHIVE, "w:gz") as archive:
-        for folder in find([runs]):
+        for folder in folders:
             for name, content in small_files(folder):
                 entry = tarfile.TarInfo(str(folder.path.relative_to(runs) / name))
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
-    say(f"{out / ARCHIVE}: {(out / ARCHIVE).stat().st_size / 2**20:.2f} MiB")
+    say(f"{out / ARCHIVE}: {count(len(folders), 'run')}, {(out / ARCHIVE).stat().st_size / 2**10:.1f} KiB")
 
 
 def small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
     rounds = ({key: record[key] for key in KEPT if key in record} for record in folder.history())
     yield folder.metrics.name, "".join(json.dumps(record) + "\n" for record in rounds).encode()
-    for path in (folder.config, folder.environment, folder.timing, folder.path / MACHINE):
+    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS):
         if path.exists():
             yield path.name, path.read_bytes()
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.2f} %"
+
+
+def brief(number: float | None) -> str:
+    """Two digits at least, and thousands apart."""
+    if number is None:
+        return NONE
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def complain(error: CutlayerError, where: str = "") -> int:
+    """A mistake in one line."""
+    text = str(error)
+    for theirs, ours in WORDS.items():
+        text = text.replace(theirs, ours)
+    print(f"error: {where}{text}", file=sys.stderr)
+    return MISTAKEN
 
 
 def say(text: str) -> None:

@@ -2,19 +2,22 @@
 
     python bench/results_page.py
 
-reads the runs under bench/results/headline, which bench/headline.py collects. No number of ours stands in this file.
+reads the runs under bench/results/headline, where what bench/headline.py collects is unpacked. No number of ours
+stands in this file.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from results_tables import differences, findings, surroundings, tables
+from headline import Parser, complain, count
+from results_tables import differences, findings, of_paper, surroundings, tables
 
 from cutlayer import figures, recipes, report
 from cutlayer.config import Run
-from cutlayer.folder import Folder
+from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.folder import Folder, write, writing
 from cutlayer.report import Comparison, Panel
 from cutlayer.training import Record
 
@@ -24,11 +27,17 @@ PAGE = ROOT / "docs" / "results.md"
 INTRODUCTION = """\
 # Results
 
-Runs of our recipes on real data beside what the papers print. `python bench/results_page.py` writes this page from the
-metrics files under `bench/results/headline/`; `cutlayer compare bench/results/headline` reads them too. Accuracies are
-of the test set, after a round, in per cent; "best" is the best round, as in the papers. R is the first round that
-reaches a target. What each recipe chooses where its paper is silent is in [recipes.md](recipes.md).
+Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
+too. Accuracies are of the test set, after a round, in per cent; "best" is the best round. Client steps a second leave
+out the first round of each session, which sets up the engine. The commands look for data sets in the folder of
+CUTLAYER_DATA.
 """
+PAPERS = """\
+Beside our numbers are those that the papers print. R is the first round that reaches a target. What each recipe
+chooses where its paper is silent is in [recipes.md](recipes.md).
+"""
+BESIDE_PAPER = "Where ours differs from the paper's, and why:"
+ALONE = "About these runs:"
 
 
 @dataclass(frozen=True)
@@ -44,36 +53,59 @@ class AlsoOf(Folder):
         return [{k: v for k, v in record.items() if k != "simulated_seconds"} for record in super().history()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the runs")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; curves go to images/ beside it")
-    args = parser.parse_args()
-    found = panels(args.results)
-    args.page.write_text(page(found), encoding="utf-8")
-    for panel in found:
-        figures.draw(Comparison((panel,)), args.page.parent / picture(panel))
-    print(f"{args.page}: {len(found)} tables")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the runs; %(default)s by default")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, help="the file to write, by default %(default)s; curves go to images/ there"
+    )
+    try:
+        args = parser.parse_args(arguments)
+        written(args.results, args.page)
+    except CutlayerError as error:
+        return complain(error)
+    return 0
+
+
+def written(results: Path, path: Path) -> None:
+    """Write the page and its curves, and say so."""
+    found = panels(results)
+    pictures = [path.parent / picture(panel) for panel in found]
+    with writing("the page", path.parent, "choose another --page"):
+        pictures[0].parent.mkdir(parents=True, exist_ok=True)
+    write(path, page(found), "choose another --page")
+    for panel, file in zip(found, pictures, strict=True):
+        figures.draw(Comparison((panel,)), file)
+    print(f"wrote {path}: {count(len(found), 'table')}; curves in {pictures[0].parent}")
 
 
 def panels(results: Path) -> tuple[Panel, ...]:
-    """The panels of all runs, in the order of the recipes."""
-    folders = report.find([results])
-    found = report.compare([*folders, *borrowed(folders)]).panels
-    order = list(recipes.RECIPES)
-    return tuple(sorted(found, key=lambda panel: order.index(panel.name.partition("/")[0])))
-
-
-def borrowed(folders: Sequence[Folder]) -> list[AlsoOf]:
-    """Folders that serve a second table: of each run that was not trained itself but for the devices of another."""
-    kept = {folder.run().name: folder for folder in folders}
-    experiments = dict.fromkeys(name.partition("/")[0] for name in kept)
+    """The panels of all runs, in the order of the recipes; runs that no recipe has are left out, and told of."""
+    names = {folder: folder.run().name for folder in report.find([results])}
+    experiments = [experiment for experiment in recipes.RECIPES if any(_first(n) == experiment for n in names.values())]
     originals = {run.name: run for experiment in experiments for run in recipes.runs(experiment)}
+    kept = {folder: originals[name] for folder, name in names.items() if name in originals}
+    strangers = sorted(set(names.values()) - set(originals))
+    if strangers:
+        print(f"skipped, as no recipe has them: {', '.join(strangers)}")
+    if not kept:
+        raise ConfigError(f"none of the runs under {results} is of a recipe; bench/headline.py trains such runs")
+    found = report.compare([*kept, *borrowed(kept, originals.values())]).panels
+    return tuple(sorted(found, key=lambda panel: experiments.index(_first(panel.name))))
+
+
+def _first(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def borrowed(kept: Mapping[Folder, Run], runs: Iterable[Run]) -> list[AlsoOf]:
+    """Folders that serve a second table: of each run that was not trained itself but for the devices of another."""
+    trained = {original.name for original in kept.values()}
     return [
-        AlsoOf(kept[name].path, run.name)
-        for run in originals.values()
-        for name in kept
-        if run.name not in kept and run.devices is None and alike(originals[name], run)
+        AlsoOf(folder.path, run.name)
+        for run in runs
+        for folder, original in kept.items()
+        if run.name not in trained and run.devices is None and alike(original, run)
     ]
 
 
@@ -87,24 +119,26 @@ def picture(panel: Panel) -> str:
 
 def page(found: Sequence[Panel]) -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(section(panel) for panel in found)])
+    papers = [PAPERS] if any(of_paper(panel) for panel in found) else []
+    return "\n".join([INTRODUCTION, *papers, *(section(panel) for panel in found)])
 
 
 def section(panel: Panel) -> str:
     """A table, how it was made, what it shows and where it differs from the paper's."""
-    recipe = recipes.recipe(panel.name.partition("/")[0])
+    recipe = recipes.recipe(_first(panel.name))
     says = [f"- The paper says: {claim}" for claim in recipe.claims]
+    remarks = [f"- {line}" for line in differences(panel)]
     parts = (
-        f"## {recipe.source}: {panel.name}",
+        f"## {recipe.source}: {panel.name}" if recipe.source else f"## {panel.name}",
         surroundings(panel),
         tables(panel),
         f"![Learning curves of {panel.name}]({picture(panel)})",
         "\n".join([*(f"- {line}" for line in findings(panel)), *says]),
-        "Where ours differs from the paper's, and why:",
-        "\n".join(f"- {line}" for line in differences(panel)),
+        (BESIDE_PAPER if of_paper(panel) else ALONE) if remarks else "",
+        "\n".join(remarks),
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,23 +1,24 @@
 """What the page of results says of one panel: its table, its findings, and where it differs from the paper's."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
 
-from headline import MACHINE
+from headline import NONE, OPTIONS, brief, count, flat, pace
 
 from cutlayer import recipes
+from cutlayer.config import Run, literal
 from cutlayer.folder import Folder
 from cutlayer.recipes.recipe import TARGET_SHARE
 from cutlayer.report import Panel
 from cutlayer.trials import Group, Reach, Spread
 
-NONE = "–"
 HOUR = 3600.0
 PAPER_SEEDS = "three"
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
-WHY = {  # by the key that departs
+WHY = {  # by the key that departs from a paper's
     "rounds": "the time on the machine; schedules are those of the whole run, so that ours is the beginning of the "
     "paper's, and its best accuracy is of fewer rounds",
     "precision": "speed; the paper names no precision",
@@ -47,12 +48,12 @@ def _table(panel: Panel, columns: list[Column]) -> str:
 def _accuracies(panel: Panel) -> Iterator[Column]:
     yield Column("rounds", lambda g: _range(g.rounds))
     yield Column("best %", lambda g: _percent(g.best))
-    yield Column("in round", lambda g: f"{_best_round(g):.4g}")
+    yield Column("in round", _best_round)
     yield Column("paper's best %", lambda g: _printed(panel, g))
     yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
     yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
     yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}")
-    yield Column("client steps a s", lambda g: f"{g.samples / g.run.batching.size / g.seconds:,.0f}")
+    yield Column("client steps a s", lambda g: brief(_pace(g)))
 
 
 def _race(panel: Panel) -> Iterator[Column]:
@@ -78,18 +79,34 @@ def _times(panel: Panel) -> Iterator[Column]:
 
 def surroundings(panel: Panel) -> str:
     """What was run, on what, with which seeds."""
-    names = [_kept_name(group) for group in panel.groups]
-    rounds = [group.run.rounds for group in panel.groups]
-    same = len(set(rounds)) == 1
-    run = panel.groups[0].run
-    flags = ["--data DATA", "--runs RUNS", f"--device {run.device}", f"--engine {run.engine}"]
-    flags += [f"--precision {run.precision}"]
-    flags += [f"--rounds {rounds[0]}"] if same else []
-    words = names if same else [f"{name}:{number}" for name, number in zip(names, rounds, strict=True)]
-    command = " \\\n    ".join([f"$ python bench/headline.py {' '.join(flags)}", *words])
     seeds = sorted({trial.run.seed for group in panel.groups for trial in group.trials})
     told = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}. {'; '.join(_machines(panel))}."
-    return f"```console\n{command}\n```\n\n{told}{_borrowed(panel)}"
+    return "\n".join(["```console", *commands(panel), "```", "", f"{told}{_borrowed(panel)}"])
+
+
+def commands(panel: Panel) -> list[str]:
+    """What trains the runs of a panel again: one command for all that agree in what a command says of all its runs."""
+    names: dict[str, list[str]] = {}
+    for group in panel.groups:
+        for trial in group.trials:
+            kept = Folder(trial.path).run()
+            names.setdefault(_flags(kept), []).append(f"{kept.name}:{kept.rounds}")
+    return [" \\\n    ".join([f"$ python bench/headline.py {flags}", *words]) for flags, words in names.items()]
+
+
+def _flags(run: Run) -> str:
+    own = f"--runs runs --device {run.device} --engine {run.engine} --precision {run.precision} --seed {run.seed}"
+    original = next(one for one in recipes.runs(run.name.partition("/")[0]) if one.name == run.name)
+    return " ".join([own, *(f"--set {shlex.quote(setting)}" for setting in _settings(run, original))])
+
+
+def _settings(run: Run, original: Run) -> Iterator[str]:
+    """Where a run departs from its recipe's; a thing of another name begins without the options of the old one."""
+    now, then = flat(run), flat(original)
+    for key, value in now.items():
+        table = key.partition(".")[0]
+        if key not in OPTIONS and (value != then.get(key) or now.get(table) != then.get(table)):
+            yield f"{key}={literal(value)}"
 
 
 def _machines(panel: Panel) -> list[str]:
@@ -97,10 +114,9 @@ def _machines(panel: Panel) -> list[str]:
     found = []
     for group in panel.groups:
         for trial in group.trials:
-            known, machine = Folder(trial.path).surroundings(), trial.path / MACHINE
-            name = machine.read_text(encoding="utf-8").strip() if machine.exists() else known.get("machine", "")
-            torch, engine = known.get("torch", ""), known.get("engine", trial.run.engine)
-            found.append(f"{name}, torch {torch}, engine {engine}, {trial.run.precision}")
+            known = Folder(trial.path).surroundings()
+            machine, engine = known.get("gpu") or known.get("machine", ""), known.get("engine", trial.run.engine)
+            found.append(f"{machine}, torch {known.get('torch', '')}, engine {engine}, {trial.run.precision}")
     return list(dict.fromkeys(found))
 
 
@@ -126,7 +142,7 @@ def findings(panel: Panel) -> Iterator[str]:
         agree = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
         for who, place in (("ours", 0), ("the paper's", 1)):
             yield f"By best accuracy, {who}: {' > '.join(sorted(known, key=lambda k: -known[k][place]))}."
-        yield f"Of {len(pairs)} pairs of runs, {agree} are in the paper's order."
+        yield f"Of {count(len(pairs), 'pair')} of runs, {agree} {'is' if agree == 1 else 'are'} in the paper's order."
     yield from _between_cuts(panel)
     yield from _raced(panel)
 
@@ -142,7 +158,7 @@ def _raced(panel: Panel) -> Iterator[str]:
     reached = [(group.label, group.reach(target)) for group in panel.groups]
     ours = [f"{label} ({reach.mean:.4g})" for label, reach in reached if reach.mean is not None and reach.mean <= most]
     named = [", ".join(some) or "none" for some in (ours, theirs)]
-    yield f"Runs that reach {_goal(target)} within {most} rounds: ours {named[0]}; the paper's {named[1]}."
+    yield f"Runs that reach {_goal(target)} within {count(most, 'round')}: ours {named[0]}; the paper's {named[1]}."
 
 
 def _between_cuts(panel: Panel) -> Iterator[str]:
@@ -165,16 +181,13 @@ def _first_to_last(panel: Panel, groups: list[Group], f: Callable[[Panel, Group]
 
 def differences(panel: Panel) -> Iterator[str]:
     """Seeds, lengths, settings, and what the recipe notes."""
-    seeds = max(len(group.trials) for group in panel.groups)
-    yield f"{seeds} seed{'s' if seeds > 1 else ''}; the paper averages {PAPER_SEEDS}."
-    for departure in panel.departures:
-        why = WHY.get(departure.partition(" ")[0])
-        yield f"{departure}{f': {why}' if why else ''}."
+    yield from _departures(panel)
     for group in panel.groups:
         if min(group.rounds) < group.run.rounds:
-            yield f"`{group.label}` had {min(group.rounds)} of {group.run.rounds} rounds when its time was up."
+            yield f"`{group.label}` had {min(group.rounds)} of {group.run.rounds} rounds when it was stopped."
         if group.stopped:
-            yield f"`{group.label}`: clients stood still {group.stopped} times, as their gradients were not finite."
+            times = count(group.stopped, "time")
+            yield f"`{group.label}`: clients stood still {times}, as their gradients were not finite."
     recipe = panel.recipe
     if recipe is not None:
         yield from recipe.notes
@@ -182,6 +195,21 @@ def differences(panel: Panel) -> Iterator[str]:
         missing = [name.rpartition("/")[2] for name in names if name not in {g.run.name for g in panel.groups}]
         if missing:
             yield f"Not run: {', '.join(missing)}."
+
+
+def _departures(panel: Panel) -> Iterator[str]:
+    if not of_paper(panel):
+        yield from (f"{departure}." for departure in panel.departures)
+        return
+    yield f"{count(max(len(group.trials) for group in panel.groups), 'seed')}; the paper averages {PAPER_SEEDS}."
+    for departure in panel.departures:
+        why = WHY.get(departure.partition(" ")[0])
+        yield f"{departure}: {why}." if why else f"{departure}."
+
+
+def of_paper(panel: Panel) -> bool:
+    """Whether a paper has printed something of these runs."""
+    return panel.recipe is not None and panel.recipe.of_paper
 
 
 def _races(panel: Panel) -> bool:
@@ -212,9 +240,15 @@ def _gain(panel: Panel, group: Group, f: Callable[[Panel, Group], float | None])
     return None if one is None or other is None else one - other
 
 
-def _best_round(group: Group) -> float:
+def _best_round(group: Group) -> str:
     """The first round of the best accuracy, on average."""
-    return fmean(t.rounds_to(t.best) or 0 for t in group.trials if t.best is not None)
+    found = [t.rounds_to(t.best) or 0 for t in group.trials if t.best is not None]
+    return f"{fmean(found):.4g}" if found else NONE
+
+
+def _pace(group: Group) -> float | None:
+    known = [found for trial in group.trials if (found := pace(Folder(trial.path))) is not None]
+    return fmean(known) if known else None
 
 
 def _hours_a_round(panel: Panel, group: Group) -> float | None:

@@ -1,14 +1,17 @@
 """Runs that are trained within a time limit: they end cleanly, go on to the same numbers, and are packed small."""
 
 import json
+import subprocess
+import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
-from cutlayer import recipes
-from cutlayer.errors import UnknownNameError
+from cutlayer import config, recipes
 from cutlayer.folder import Folder
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +27,28 @@ def headline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return headline
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Folder:
+    """A run of four rounds of 64 samples and half a second each, the first and the third the first of a session."""
+    (run,) = (run for run in recipes.runs("digits") if run.name == RUN)
+    folder = Folder(tmp_path / RUN / "seed-0")
+    folder.path.mkdir(parents=True)
+    folder.config.write_text(config.dumps(replace(run, rounds=4, checkpoint_every=20)))
+    rounds = range(1, 5)
+    records = [{"round": n, "samples": 64 * n, "bytes": {}, "test_accuracy": n / 10} for n in rounds]
+    times = [{"round": n, "seconds": 60.0 if n in (1, 3) else 0.5} for n in rounds]
+    sessions = [{"round": 1}, {"round": 3}]
+    for name, lines in (("metrics", records), ("timing", times), ("sessions", sessions)):
+        (folder.path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.store.save(4, {}, {})
+    return folder
+
+
 def train(headline: ModuleType, runs: Path, *words: str) -> Folder:
     assert headline.main(["--runs", str(runs), *SMALL, *words]) == 0
     return Folder(runs / RUN / "seed-0")
 
 
-@pytest.mark.slow
 def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
     headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +62,7 @@ def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
     assert "digits/fedavg: from round 3 to 4\n" in capsys.readouterr().out
     assert halted.metrics.read_text() == straight.metrics.read_text()
     assert halted.run() == straight.run()
+    assert headline.sessions(halted) == {1, 3}
     train(headline, tmp_path / "halted", RUN)
     assert "; finished before\n" in capsys.readouterr().out
 
@@ -55,13 +75,125 @@ def test_no_run_is_begun_without_time_for_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_leaves_the_time_to_the_others(
+def test_a_run_that_cannot_be_trained_leaves_the_time_to_the_others(
     headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--runs", str(tmp_path), *SMALL, "smofi_table1/cifar10/fedavg", "--data", str(tmp_path), f"{RUN}:1"]
-    assert headline.main(words) == 1
-    assert capsys.readouterr().out.endswith(" s in all; failed: smofi_table1/cifar10/fedavg\n")
+    assert headline.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out.endswith(" s in all; failed: smofi_table1/cifar10/fedavg\n")
+    assert err.startswith("error: smofi_table1/cifar10/fedavg: ") and len(err.splitlines()) == 1
     assert Folder(tmp_path / RUN / "seed-0").store.rounds() == [1]
+
+
+def test_only_what_nobody_expects_has_a_traceback(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(headline, "execute", broken)
+    assert headline.main(["--runs", str(tmp_path), RUN, "digits/sl"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "0 s in all; failed: digits/fedavg, digits/sl\n"
+    assert err.count("Traceback") == err.count("ZeroDivisionError: a bug") == 2
+
+
+def test_a_run_that_is_interrupted_says_how_far_it_came(
+    headline: ModuleType,
+    tmp_path: Path,
+    kept: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(headline, "execute", stopped)
+    assert headline.main(["--runs", str(tmp_path), f"{RUN}:9", "digits/sl"]) == 130
+    assert capsys.readouterr() == ("", "stopped; digits/fedavg is saved up to round 4; the same command goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("digitz", "unknown recipe 'digitz'; did you mean 'digits'?"),
+        ("digits/fedavk", "unknown run 'digits/fedavk'; did you mean 'digits/fedavg' or "),
+        ("smofi_table1/cifar", "unknown run 'smofi_table1/cifar'; did you mean "),
+        ("digits --engine graf", "unknown engine 'graf' in digits; did you mean 'graph' or "),
+        ("digits --device cuda:99", "device 'cuda:99' cannot be used here: "),
+        ("digits --data nowhere", "there is no folder nowhere; --data is the one that holds the data sets"),
+        ("digits:x", "the rounds of 'digits:x' are no number; write for example digits:20"),
+        ("digits:", "the rounds of 'digits:' are no number; write for example digits:20"),
+        ("digits:0", "digits:0: rounds is 0; it must be at least 1"),
+        ("digits --rounds x", "argument --rounds: invalid int value: 'x'; see --help"),
+        ("digits --set method", "--set 'method' is not key=value; "),
+        ("digits --set methods=sl", "unknown key 'methods' in --set; did you mean 'method'"),
+        ("digits --set seed=3", "--set cannot change seed; use --seed"),
+        ("--collect out", "there is no run under "),
+        ("", "name at least one run, or pack those that are there with --collect; see --help"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, error: str
+) -> None:
+    assert headline.main(["--runs", str(tmp_path / "runs"), *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert err.startswith(f"error: {error}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_advice_is_in_the_words_of_this_script(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert headline.main(["--runs", str(tmp_path / "file"), f"{RUN}:1"]) == 2
+    assert "Make room there or choose another --runs, then start again." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        ("--precision bf16", "precision is fp32 there and bf16 here"),
+        ("--engine loop", "engine is auto there and loop here"),
+        ("--set optimiser.lr=0.5", "optimiser.lr is 0.1 there and 0.5 here"),
+        ("--set method=sfl_v1", "method is fedavg there and sfl_v1 here"),
+        ("--set chunk=3", "chunk is None there and 3 here"),
+    ],
+)
+def test_a_folder_answers_only_for_the_run_that_it_holds(
+    headline: ModuleType, tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], words: str, difference: str
+) -> None:
+    assert headline.main(["--runs", str(tmp_path), f"{RUN}:4", *words.split()]) == 2
+    advice = "ask for it as it is, or choose another --runs"
+    assert capsys.readouterr() == ("", f"error: {kept.path} holds another run: {difference}; {advice}\n")
+
+
+@pytest.mark.parametrize(("asked", "rounds"), [(4, "4 of 4 rounds"), (1, "4 rounds, 1 asked for")])
+def test_a_finished_run_is_told_of(
+    headline: ModuleType, tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], asked: int, rounds: str
+) -> None:
+    assert headline.main(["--runs", str(tmp_path), f"{RUN}:{asked}"]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"digits/fedavg: {rounds}, best 40.00 %, final 40.00 %, 121 s of rounds, 16 client steps a second "
+        "(of 8 samples), engine None; finished before\n"  # 2 rounds of 64 samples in a second
+    )
+
+
+def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleType, kept: Folder) -> None:
+    assert headline.pace(kept) == 2 * 64 / 8 / 1.0
+    headline.note_session(kept, 2)  # rounds from 2 on were lost
+    assert headline.sessions(kept) == {1, 2}
+    kept.timing.write_text('{"round": 1, "seconds": 60.0}\n')
+    assert headline.pace(kept) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(None, "–"), (0.0312, "0.031"), (3.14, "3.1"), (9.96, "10"), (25.4, "25"), (12345.6, "12,346")]
+)
+def test_a_slow_run_is_not_told_as_nothing(headline: ModuleType, number: float | None, text: str) -> None:
+    assert headline.brief(number) == text
 
 
 def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType) -> None:
@@ -71,8 +203,7 @@ def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType)
     assert [run.name for run in runs] == [*names, "cut_table3_as_run/cifar10/sfl_v2-cut1"]
     assert [run.rounds for run in runs] == [7] * 6 + [100]  # no more than the recipe has
     assert {(run.precision, run.seed, run.checkpoint_every) for run in runs} == {("bf16", 3, 20)}
-    with pytest.raises(UnknownNameError, match="unknown run 'smofi_table1/cifar'"):
-        headline.named("smofi_table1/cifar")
+    assert headline.named("digits") == recipes.runs("digits")
 
 
 def test_schedules_stay_those_of_the_whole_run(headline: ModuleType) -> None:
@@ -80,12 +211,44 @@ def test_schedules_stay_those_of_the_whole_run(headline: ModuleType) -> None:
     assert run.optimiser.options["lr"] == {"schedule": "cosine", "lr": 0.001, "rounds": 200}
 
 
-def test_runs_are_packed_with_what_is_needed_of_each_round(headline: ModuleType, tmp_path: Path) -> None:
+def test_settings_are_those_of_the_command_line(headline: ModuleType) -> None:
+    words = ["--runs", "x", RUN, "--set", "method=smofi", "--set", "method.beta=0.3", "--set", "clients=4"]
+    (run,) = headline.chosen(headline.parsed(words))
+    assert (run.name, run.method.name, run.method.options, run.clients) == (RUN, "smofi", {"beta": 0.3}, 4)
+
+
+def test_without_settings_the_packages_of_the_command_line_are_not_needed() -> None:
+    hidden = "import sys; sys.modules.update(typer=None, rich=None); import headline; headline.chosen(headline.parsed("
+    code = f"{hidden}['--runs', 'x', 'digits']))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "bench", check=True, timeout=60)
+
+
+def test_settings_without_the_packages_of_the_command_line_are_a_mistake(
+    headline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cutlayer.cli", None)
+    assert headline.main(["--runs", "x", RUN, "--set", "clients=4"]) == 2
+    assert capsys.readouterr().err.startswith("error: --set needs the packages of the command line: ")
+
+
+def test_help_has_the_whole_story(headline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        headline.main(["--help"])
+    text = capsys.readouterr().out
+    assert str(headline.__doc__) in text
+    assert "[RECIPE[/PANEL][/RUN][:ROUNDS] ...]" in text
+
+
+def test_runs_are_packed_with_what_is_needed_of_each_round(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = train(headline, tmp_path / "runs", f"{RUN}:2", "--collect", str(tmp_path / "out"))
-    with tarfile.open(tmp_path / "out" / "headline.tar.gz") as archive:
+    packed = tmp_path / "out" / "headline.tar.gz"
+    assert f"{packed}: 1 run, {packed.stat().st_size / 1024:.1f} KiB\n" in capsys.readouterr().out
+    with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "back", filter="data")
     back = Folder(tmp_path / "back" / RUN / "seed-0")
-    names = {"config.toml", "environment.json", "machine.txt", "metrics.jsonl", "timing.jsonl"}
+    names = {"config.toml", "environment.json", "metrics.jsonl", "sessions.jsonl", "timing.jsonl"}
     assert {path.name for path in back.path.iterdir()} == names
     assert back.run() == folder.run()
     kept = {"round", "loss", "stopped", "samples", "bytes", "test_loss", "test_accuracy"}

@@ -1,14 +1,17 @@
 """The page of results says what hand-made metrics files say, and the page in docs is what the script writes."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from cutlayer import config, recipes
+from cutlayer.config import Choice, Run
 from cutlayer.folder import Folder
 
 ROOT = Path(__file__).parents[1]
@@ -22,21 +25,37 @@ def results_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return results_page
 
 
-def left(root: Path, name: str, accuracies: Sequence[float], hours: float | None = None, rounds: int = 0) -> None:
-    """The folder of a run of a recipe with these accuracies, whose rounds take so many simulated hours, if told."""
-    run = next(run for run in recipes.runs(name.partition("/")[0]) if run.name == name)
-    folder = Folder(root / name / "seed-0")
+def left(
+    root: Path, name: str, accuracies: Sequence[float | None], /, hours: float | None = None, **changes: Any
+) -> Run:
+    """Leave the folder of a recipe's run with these accuracies, whose rounds take so many simulated hours, if told.
+
+    Each round takes half a second, and a minute more where it is the first of a session, as the third is.
+    """
+    original = next(run for run in recipes.runs(name.partition("/")[0]) if run.name == name)
+    given = {"rounds": len(accuracies), "device": "cuda", "engine": "vmap", **changes}
+    run = replace(original, **given)
+    folder = Folder(root / name / f"seed-{run.seed}")
     folder.path.mkdir(parents=True)
-    folder.config.write_text(config.dumps(replace(run, rounds=rounds or len(accuracies), device="cuda", engine="vmap")))
-    folder.environment.write_text(json.dumps({"torch": "2.9", "machine": "x86_64", "engine": "vmap"}))
-    (folder.path / "machine.txt").write_text("A GPU\n")
+    folder.config.write_text(config.dumps(run))
+    folder.environment.write_text(json.dumps({"torch": "2.9", "machine": "x86_64", "gpu": "A GPU", "engine": "vmap"}))
     lines = [
-        {"round": number, "loss": 1.0, "samples": 64 * number, "bytes": {"up_model": number}, "test_accuracy": accuracy}
+        {"round": number, "loss": 1.0, "samples": 64 * number, "bytes": {"up_model": number}}
+        | ({} if accuracy is None else {"test_accuracy": accuracy})
         | ({} if hours is None else {"simulated_seconds": 3600 * hours * number})
         for number, accuracy in enumerate(accuracies, start=1)
     ]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder.timing.write_text("".join(json.dumps({"round": n + 1, "seconds": 0.5}) + "\n" for n in range(len(lines))))
+    times = [{"round": n + 1, "seconds": 60.5 if n in (0, 2) else 0.5} for n in range(len(lines))]
+    for file, content in ((folder.metrics, lines), (folder.timing, times)):
+        file.write_text("".join(json.dumps(line) + "\n" for line in content))
+    (folder.path / "sessions.jsonl").write_text('{"round": 1}\n{"round": 3}\n')
+    return run
+
+
+def said(page: str) -> list[list[str]]:
+    """The words of the commands on a page, after the name of the script."""
+    blocks = [block.partition("```")[0] for block in page.replace("\\\n", "").split("```console\n")[1:]]
+    return [shlex.split(command)[2:] for block in blocks for command in block.split("$ ")[1:]]
 
 
 def rows(page: str, panel: str) -> list[dict[str, str]]:
@@ -65,8 +84,8 @@ def test_ours_stand_beside_the_published_numbers(results_page: ModuleType, tmp_p
         "paper's best %": "77.16 ± 0.11",
         "points above FedAvg": "–",
         "paper's": "–",
-        "wall s a round": "0.50",
-        "client steps a s": "4",  # 64 samples in half a second, 32 a step
+        "wall s a round": "30.50",
+        "client steps a s": "4",  # 64 samples in half a second, 32 a step, in rounds 2 and 4
         "R to 54.00 % (ours)": "4",  # 0.9 × 60
         "R to 69.44 % (paper's)": ">4",  # 0.9 × 77.16
         "paper's R": "258",
@@ -83,7 +102,7 @@ def test_the_text_tells_how_it_was_made_and_where_it_differs(results_page: Modul
     left(tmp_path, "smofi_table1/cifar10/fedavgm", [0.2, 0.5])
     left(tmp_path, "smofi_table1/cifar10/smofi", [0.3, 0.7], rounds=3)
     text = section(results_page.page(results_page.panels(tmp_path)), "smofi_table1/cifar10")
-    assert "$ python bench/headline.py --data DATA --runs RUNS --device cuda --engine vmap" in text
+    assert "$ python bench/headline.py --runs runs --device cuda --engine vmap --precision fp32 --seed 0 \\\n" in text
     assert "smofi_table1/cifar10/fedavg:2 \\\n" in text
     assert "smofi_table1/cifar10/smofi:3\n" in text
     assert "Seed 0. A GPU, torch 2.9, engine vmap, fp32.\n" in text
@@ -94,7 +113,7 @@ def test_the_text_tells_how_it_was_made_and_where_it_differs(results_page: Modul
     assert "- Runs that reach 69.44 % within 2 rounds: ours smofi (2); the paper's none.\n" in text
     assert "- 1 seed; the paper averages three.\n" in text
     assert "- rounds 2 instead of 1000: the time on the machine; " in text
-    assert "- `smofi` had 2 of 3 rounds when its time was up.\n" in text
+    assert "- `smofi` had 2 of 3 rounds when it was stopped.\n" in text
     assert "- The paper names no augmentation: none is used" in text
     assert "- Not run: slowmo, fednag, fedprox, " in text
 
@@ -125,7 +144,7 @@ def test_a_run_with_devices_serves_the_table_without_them(results_page: ModuleTy
     assert not any("simulated" in head for head in fedavg)
     text = section(page, "smofi_table1/cifar10")
     assert "`fedavg`: trained with simulated devices, which change nothing but the clock." in text
-    assert "smofi_table2/cifar10/fedavg \\\n" in text  # in the command
+    assert "smofi_table2/cifar10/fedavg:2 \\\n" in text  # in the command
     assert "devices" not in text.partition("Where ours differs")[2]
 
 
@@ -140,7 +159,7 @@ def test_cuts_are_set_against_each_other(results_page: ModuleType, tmp_path: Pat
         "best %": "90.00",
         "in round": "2",
         "paper's best %": "92.30 ± 0.15",
-        "wall s a round": "0.50",
+        "wall s a round": "30.50",
         "client steps a s": "2",  # of 64 samples
     }
     assert last["paper's best %"] == "87.57 ± 0.34"
@@ -150,17 +169,114 @@ def test_cuts_are_set_against_each_other(results_page: ModuleType, tmp_path: Pat
     assert "target" not in text.lower()
 
 
-def test_the_page_has_its_curves(
-    results_page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_seed_serves_the_second_table(results_page: ModuleType, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        left(tmp_path, "smofi_table2/cifar10/fedavg", [0.2, 0.5 + seed / 10], hours=0.5, seed=seed)
+    left(tmp_path, "smofi_table1/cifar10/fedavgm", [0.2, 0.7])
+    page = results_page.page(results_page.panels(tmp_path))
+    fedavg, _ = rows(page, "smofi_table1/cifar10")
+    assert fedavg["best %"] == "55.00 ± 7.07"
+
+
+def test_the_commands_on_the_page_repeat_the_runs(results_page: ModuleType, tmp_path: Path) -> None:
+    import headline
+
+    kept = [
+        left(tmp_path, "digits/fedavg", [0.2, 0.6]),
+        left(tmp_path, "digits/fedavg", [0.2, 0.5, 0.6], seed=1),
+        left(tmp_path, "digits/sl", [0.2], device="cpu", engine="loop", precision="tf32"),
+        left(tmp_path, "digits/sfl_v1", [0.2], clients=4, cut="fc1", method=Choice("smofi", {"beta": 0.3})),
+        left(tmp_path, "digits/sfl_v2", [0.2], optimiser=Choice("adam", {"lr": 0.1})),  # the same rate as SGD's
+        left(
+            tmp_path,
+            "digits/mergesfl",
+            [0.2],
+            optimiser=Choice("sgd", {"lr": {"schedule": "cosine", "lr": 0.1, "rounds": 9}}),
+        ),
+    ]
+    page = results_page.page(results_page.panels(tmp_path))
+    commands = said(page)
+    assert len(commands) == 6
+    again = [run for words in commands for run in headline.chosen(headline.parsed(words))]
+    same = [replace(run, checkpoint_every=1) for run in again]
+    assert sorted(same, key=lambda run: (run.name, run.seed)) == sorted(kept, key=lambda run: (run.name, run.seed))
+
+
+def test_runs_that_agree_share_a_command(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "digits/fedavg", [0.2, 0.6], checkpoint_every=7)
+    left(tmp_path, "digits/sl", [0.2, 0.6, 0.7])
+    (words,) = said(results_page.page(results_page.panels(tmp_path)))
+    assert words[-3:] == ["0", "digits/fedavg:2", "digits/sl:3"]
+
+
+def test_runs_of_no_paper_are_told_without_one(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "digits/fedavg", [0.2, 0.6], rounds=3)
+    left(tmp_path, "digits/sl", [0.2, 0.7], precision="tf32")
+    page = results_page.page(results_page.panels(tmp_path))
+    assert "\n## digits\n\n```console\n" in page
+    assert "paper" not in page.lower()
+    remarks = ("rounds 3 instead of 40", "rounds 2 instead of 40", "precision tf32 instead of fp32")
+    stopped = "- `fedavg` had 2 of 3 rounds when it was stopped.\n"
+    assert page.endswith(
+        "About these runs:\n\n"
+        + "".join(f"- {remark}.\n" for remark in remarks)
+        + f"{stopped}- Not run: sfl_v1, sfl_v2, mergesfl.\n"
+    )
+
+
+def test_one_is_told_in_the_singular(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2])
+    left(tmp_path, "smofi_table1/cifar10/smofi", [0.3])
+    text = section(results_page.page(results_page.panels(tmp_path)), "smofi_table1/cifar10")
+    assert "- Of 1 pair of runs, 1 is in the paper's order.\n" in text
+    assert "within 1 round: ours none" in text
+
+
+def test_a_run_without_an_evaluated_round_has_dashes(
+    results_page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left(tmp_path / "runs", "smofi_table1/cifar10/fedavg", [0.2, 0.6])
-    page = tmp_path / "results.md"
-    monkeypatch.setattr("sys.argv", ["results_page.py", "--results", str(tmp_path / "runs"), "--page", str(page)])
-    results_page.main()
-    assert capsys.readouterr().out == f"{page}: 1 tables\n"
+    left(tmp_path / "runs", "smofi_table1/cifar10/smofi", [None])
+    left(tmp_path / "runs", "cifar10/fedavg", [None, None])
+    page = tmp_path / "page.md"
+    assert results_page.main(["--results", str(tmp_path / "runs"), "--page", str(page)]) == 0
+    _, smofi = rows(page.read_text(encoding="utf-8"), "smofi_table1/cifar10")
+    assert (smofi["best %"], smofi["in round"], smofi["client steps a s"]) == ("–", "–", "–")
+    assert "| run | rounds | wall s a round | client steps a s |\n" in page.read_text(encoding="utf-8")
+
+
+def test_the_page_has_its_curves(results_page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left(tmp_path / "runs", "smofi_table1/cifar10/fedavg", [0.2, 0.6])
+    page = tmp_path / "new" / "folder" / "results.md"
+    assert results_page.main(["--results", str(tmp_path / "runs"), "--page", str(page)]) == 0
+    assert capsys.readouterr() == (f"wrote {page}: 1 table; curves in {page.parent / 'images'}\n", "")
     picture = "images/results-smofi_table1-cifar10.png"
     assert f"]({picture})" in page.read_text(encoding="utf-8")
-    assert (tmp_path / picture).stat().st_size > 10_000
+    assert (page.parent / picture).stat().st_size > 10_000
+
+
+def test_runs_of_no_recipe_are_skipped(
+    results_page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(tmp_path / "runs", "digits/fedavg", [0.2, 0.6])
+    for name in ("mine", "digits@0.1/sl"):
+        left(tmp_path / name, "digits/sl", [0.2, 0.6], name=name)
+    found = results_page.panels(tmp_path)
+    assert capsys.readouterr().out == "skipped, as no recipe has them: digits@0.1/sl, mine\n"
+    assert [group.run.name for panel in found for group in panel.groups] == ["digits/fedavg"]
+    assert results_page.main(["--results", str(tmp_path / "mine"), "--page", str(tmp_path / "page.md")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: none of the runs under {tmp_path / 'mine'} is of a recipe; bench/headline.py trains such runs\n"
+    )
+
+
+def test_without_results_there_is_one_line(
+    results_page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert results_page.main(["--results", str(tmp_path), "--page", str(tmp_path / "page.md")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: there is no run under {tmp_path}; ") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_in_docs_is_what_the_script_writes(results_page: ModuleType) -> None:
