@@ -1,10 +1,13 @@
-# Two commands: `make run` trains and compares the basic methods, `make test` checks everything that is fast.
+# `make run` trains and compares the basic methods, `make test` checks everything that is fast; `make install`, which
+# both begin with, puts cutlayer and its tools into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow check format bench clean
+.PHONY: install run test test-slow check format bench clean
+
+install: $(READY)
 
 run: $(READY)
 	$(BIN)/cutlayer run digits --overwrite

@@ -161,7 +161,7 @@ def document(end_to_end: bool = False) -> dict[str, Any]:
     failed = dict.fromkeys(ROW, None) | {"name": "jax", "what": "JAX jit(vmap)", "obstacle": "jax is not installed"}
     return {
         "case": about,
-        "machine": {"device": "a GPU", "torch": "2.11.0", "jax": None},
+        "machine": {"device": "a GPU", "threads": 8, "torch": "2.11.0", "jax": None},
         "rows": [ROW] if end_to_end else [ROW, failed],
     }
 
@@ -170,7 +170,7 @@ def test_the_table_of_steps() -> None:
     lines = benching.text(document()).splitlines()
     assert lines[0] == (
         "A step of SMoFi: 20 clients x batch 32, resnet18 (11,173,962 parameters) cut after layer1.1, bf16, a GPU, "
-        "torch 2.11.0"
+        "8 threads, torch 2.11.0"
     )
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[2], *lines[4:6])]
     assert cells[0] == [
@@ -180,6 +180,24 @@ def test_the_table_of_steps() -> None:
     assert cells[1] == ["cutlayer, engine loop", "12.50", "1600", "1.25", "8.05", "2.3026", "3", "4", ""]
     assert cells[2] == ["JAX jit(vmap)", *["–"] * 7, "jax is not installed"]
     assert len({len(line) for line in lines[2:6]}) == 1
+    assert lines[-5:] == [
+        "Client steps/s: steps of single clients, of all of them together, in a second.",
+        "× the limit: 1 is best, lower is better. The limit is one model on all batches merged.",
+        "× faster than by hand: times the speed of the eager loop; higher is better.",
+        "First loss: the mean of the first turn, which starts from the same weights with the same batches.",
+        "Memory: beyond the model and the samples that all rows share.",
+    ]
+
+
+@pytest.mark.parametrize("end_to_end", [False, True])
+def test_columns_without_a_number_are_neither_shown_nor_explained(end_to_end: bool) -> None:
+    found = document(end_to_end)
+    unknown = dict.fromkeys(("times_the_limit", "peak_bytes", "peak_reserved_bytes"))
+    found["rows"] = [row | unknown for row in found["rows"]]
+    found["machine"]["threads"] = 1
+    text = benching.text(found)
+    assert "a GPU, 1 thread, torch" in text and "client steps/s" in text and "first loss" in text
+    assert not any(word in text for word in ("limit", "MiB", "Memory"))
 
 
 def test_the_table_of_rounds() -> None:
@@ -257,6 +275,7 @@ def test_json_goes_to_stdout_and_into_a_file(capsys: pytest.CaptureFixture[str],
     )
     assert found["case"]["seed"] == 0
     assert "cutlayer, engine loop: ready after " in err
+    assert err.endswith(f"document: {file}\n")
 
 
 def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,8 +287,43 @@ def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| eager loop by hand" in out
 
 
+def test_a_document_replaces_the_file_and_is_named_last(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    file.write_text("before")
+    code, out, _ = say(capsys, *QUICK, "--engines", "loop", "--baselines", "none", "--output", str(file))
+    assert code == 0 and out.endswith(f"\ndocument: {file}\n")
+    assert json.loads(file.read_text())["case"]["engines"] == ["loop"]
+
+
+def test_nothing_timed_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = (*QUICK, "--engines", "graph", "--baselines", "none", "--output", str(file))
+    code, out, err = say(capsys, *words)
+    assert (code, out, file.exists()) == (2, "", False)
+    assert err.splitlines()[-1] == (
+        "error: nothing could be timed: cutlayer, engine graph: engine graph needs data on a CUDA device, and these are "
+        "on the CPU: auto is used instead"
+    )
+
+
+def test_who_is_stopped_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(self: OnEngine) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OnEngine, "turn", interrupted)
+    file = tmp_path / "found.json"
+    code, out, err = say(capsys, *QUICK, "--engines", "loop", "--output", str(file))
+    assert (code, out, file.exists()) == (130, "", False)
+    assert err == "cutlayer, engine loop: warming up\nstopped; nothing was written\n"
+
+
 MISTAKES = {
     "--engines looop": "unknown engine 'looop'; did you mean 'loop'?",
+    "--engines ray": "bench times graph, loop and vmap, not ray",
+    "--engines loop,auto": "bench times graph, loop and vmap, not auto",
+    "--device gpu": "unknown device 'gpu'; known: cpu, cuda",
     "--baselines hnd": "unknown baseline 'hnd'; did you mean 'hand'?",
     "--precision fp33": "unknown precision 'fp33'; did you mean 'fp32' or 'tf32'?",
     "--model resnet81": "unknown model 'resnet81'; did you mean 'resnet18' or 'resnet50' or 'resnet34'?",
@@ -283,6 +337,8 @@ MISTAKES = {
     "--engines none --baselines none": "there is nothing to time; name an engine or a baseline",
     "--end-to-end --baselines hand": "end to end there are no baselines, only engines; leave the baselines out",
     "--end-to-end --batch 501": "batch is 501, but it must be 500 at most.",
+    "--end-to-end --steps 5": "end to end a round is whole epochs, not so many steps; leave the steps out",
+    "--output .": ". is a folder; name a file for --output",
     "--output nowhere/found.json": "there is no folder nowhere to write found.json into; make it first",
 }
 

@@ -29,6 +29,7 @@ RUN_OPTIONS = {
     "--seeds",
     "--engine",
     "--device",
+    "--precision",
     "--data",
     "--out",
     "--scale",
@@ -215,6 +216,12 @@ def test_every_command_has_help_with_examples(say: Any, command: str) -> None:
     said = say(command, "--help")
     assert said.code == 0
     assert "Examples:" in said.out and f"cutlayer {command}" in said.out.split("Examples:")[1]
+
+
+def test_the_help_of_a_command_is_broken_by_the_terminal_alone(say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = [line.strip() for line in say("bench", "--help").out.splitlines()]
+    assert any(line.endswith("CIFAR-10. Takes about a minute; a row that cannot be timed tells why.") for line in lines)
 
 
 def test_version_and_help(say: Any) -> None:
@@ -572,10 +579,8 @@ def test_a_dry_run_shows_what_would_be_trained(say: Any) -> None:
         "smofi smofi(alpha=-0.1, beta=0.3) of 32, 5 epochs",
     ]
     assert shown[5].startswith("all runs: data cifar10, partition dirichlet(alpha=0.2, min_size=32), model resnet18, ")
-    assert (
-        shown[-2].endswith("rounds 1000, clients 20 of 100, devices pool(kappa=100.0)")
-        and shown[-1] == "source: SMoFi, Table 2"
-    )
+    settings = "rounds 1000, clients 20 of 100, devices pool(kappa=100.0), device cpu, engine auto, precision fp32"
+    assert " ".join(shown[5:-1]).endswith(settings) and shown[-1] == "source: SMoFi, Table 2"
 
 
 def test_a_dry_run_of_one_run_has_a_whole_title(say: Any) -> None:
@@ -595,16 +600,24 @@ def test_a_dry_run_shows_settings_that_few_runs_have(say: Any) -> None:
     assert text.startswith("run ─")  # no empty title
     assert "all runs: data digits, augment (crop=2, flip), partition dirichlet(alpha=0.3), model cnn, " in text
     assert "model cnn, weights some.pth, cut 1, " in text
-    assert "server optimiser sgd(lr=0.2), " in text and text.endswith("clients 20 of 20, devices pool")
+    assert "server optimiser sgd(lr=0.2), " in text and "clients 20 of 20, devices pool, device cpu, " in text
 
 
 def test_device_and_precision_from_the_command_line(say: Any) -> None:
-    words = ("run", "digits", "--only", "sl", "--device", "cuda:7", "--set", "precision=bf16")
+    words = ("run", "digits", "--only", "sl", "--device", "cuda:7", "--precision", "bf16")
     (run,) = say(*words, "--dry-run", "--json").json["runs"]
     assert (run["device"], run["precision"]) == ("cuda:7", "bf16")
     assert mistake(say(*words)).startswith("device 'cuda:7' cannot be used here: ")
-    assert mistake(say("run", "digits", "--set", "precision=bf17")) == (
-        "unknown precision 'bf17' in --set; did you mean 'bf16'?"
+    assert " ".join(say(*words, "--dry-run").out.split()).endswith("device cuda:7, engine auto, precision bf16")
+    for command in ("run", "cuts"):
+        assert mistake(say(command, "digits", "--precision", "bf17")) == (
+            "unknown precision 'bf17' in the command line; did you mean 'bf16'?"
+        )
+    assert mistake(say("run", "digits", "--device", "gpu", "--dry-run")) == (
+        "the command line: unknown device 'gpu'; known: cpu, cuda"
+    )
+    assert mistake(say("run", "digits", "--set", "device=mps", "--dry-run")) == (
+        "--set: unknown device 'mps'; known: cpu, cuda"
     )
 
 

@@ -79,7 +79,7 @@ def test_a_run_ends_where_its_convergence_shows(tmp_path: Path) -> None:
     assert folder.model.exists() and json.loads(folder.ledger.read_text())
 
 
-def test_a_run_ends_where_its_accuracy_is_high_enough(tmp_path: Path) -> None:
+def test_a_run_ends_where_its_accuracy_is_high_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole, short = Folder(tmp_path / "whole"), Folder(tmp_path / "short")
     run = replace(STILL, optimiser=Choice("sgd", {"lr": 0.05}), subset=0.2, until_converged=False, rounds=6)
     execute(run, whole)
@@ -87,7 +87,9 @@ def test_a_run_ends_where_its_accuracy_is_high_enough(tmp_path: Path) -> None:
     goal = next(accuracy for accuracy in found if accuracy > found[0])
     first = found.index(goal) + 1
     assert 1 < first < 6
-    execute(replace(run, until_accuracy=goal), short)
+    with caplog.at_level(logging.INFO, "cutlayer"):
+        execute(replace(run, until_accuracy=goal), short)
+    assert caplog.messages == [f"{short.path}: ended at round {first}: until_accuracy {goal:g} reached"]
     assert rounds_of(short) == list(range(1, first + 1)) and short.store.rounds()[-1] == first
     assert whole.metrics.read_bytes().startswith(short.metrics.read_bytes())
 
@@ -100,11 +102,14 @@ def test_by_default_all_rounds_are_trained(tmp_path: Path) -> None:
 
 def test_a_converged_run_that_goes_on_is_done(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = Folder(tmp_path / "run")
+    caplog.set_level(logging.INFO, "cutlayer")
     execute(STILL, folder)
-    metrics = folder.metrics.read_bytes()
-    with caplog.at_level(logging.INFO, "cutlayer"):
-        execute(STILL, folder, resume=True)
-    assert f"{folder.path}: it has arrived and is done already" in caplog.messages
+    metrics, last = folder.metrics.read_bytes(), rounds_of(folder)[-1]
+    execute(STILL, folder, resume=True)
+    assert caplog.messages == [
+        f"{folder.path}: ended at round {last}: until_converged: the last evaluations gained next to nothing",
+        f"{folder.path}: it has arrived and is done already",
+    ]
     assert folder.metrics.read_bytes() == metrics
 
 

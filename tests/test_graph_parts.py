@@ -616,7 +616,7 @@ def test_graph_without_a_gpu_is_auto_with_a_warning(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO, "cutlayer")
     opt = optim.sgd(0.05, momentum=0.9)
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), engine="graph")
-    assert said(caplog) == ["engine auto: graph needs data on a CUDA device, and these are on the CPU"]
+    assert said(caplog) == ["engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead"]
     assert sim.engine_name is None
     found = Outcome(run(sim), sim.ledger)
     assert sim.engine_name in ("loop", "vmap")

@@ -270,11 +270,7 @@ def test_half_of_the_units_are_at_the_client_and_norms_are_frozen(say: Any) -> N
             "--memory --overlap 9",
             "overlap is 9, but it must be a whole number from 0 to 5, the perturbations.",
         ),
-        (
-            "--memory --device meta",
-            "device 'meta' cannot be used here: Tensor.item() cannot be called on meta tensors; use cpu, or cuda where "
-            "torch has it",
-        ),
+        ("--memory --device meta", "unknown device 'meta'; known: cpu, cuda"),
         ("--memory --cut 0", "cut is 0, but it must be 1 or more: a client without units has nothing to train."),
         ("--memory --optimiser adamv", "unknown optimiser 'adamv'; did you mean 'adam' or 'adamw'?"),
     ],

@@ -94,8 +94,7 @@ NO_FIT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a device without values": (
         {"device": "meta"},
-        "device 'meta' cannot be used here: Tensor.item() cannot be called on meta tensors; "
-        "use cpu, or cuda where torch has it",
+        "unknown device 'meta'; known: cpu, cuda",
     ),
     "an ingress below a sample each": (
         {"model": MLP, "method": Choice("mergesfl", {"seconds_per_sample": (1.0,) * 6, "ingress": 3})},

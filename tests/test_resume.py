@@ -18,6 +18,7 @@ from killed_run import MOMENTS
 from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
 from cutlayer import checkpoint, config, simulation, tree
+from cutlayer import run as running
 from cutlayer.config import Choice, Run
 from cutlayer.engines.auto import Pick
 from cutlayer.engines.loop import Loop
@@ -294,6 +295,21 @@ def test_another_environment_is_warned_of(folder: Folder, caplog: pytest.LogCapt
     execute(SMALL, folder, resume=True)
     assert caplog.messages == [
         f"{folder.path} was started with torch 1.0 and goes on with {torch.__version__}: "
+        "its numbers may differ in their last digits"
+    ]
+
+
+def test_another_gpu_is_warned_of(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = running.environment
+    for name in ("one GPU", "another GPU"):
+        monkeypatch.setattr(running, "environment", lambda device, gpu=name: known(device) | {"gpu": gpu})
+        if name == "one GPU":
+            stopped(SMALL, folder)
+    execute(SMALL, folder, resume=True)
+    assert caplog.messages == [
+        f"{folder.path} was started with gpu one GPU and goes on with another GPU: "
         "its numbers may differ in their last digits"
     ]
 

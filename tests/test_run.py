@@ -16,6 +16,7 @@ from cutlayer.config import Choice, Run
 from cutlayer.data import Arrays
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, UnknownNameError
+from cutlayer.precision import Precision
 from cutlayer.run import Folder, environment, execute
 
 SMALL = Run(
@@ -193,10 +194,37 @@ def test_a_line_that_a_crash_cut_short_is_left_out(folder: Folder) -> None:
 # -- devices and models --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_refused(device: str, folder: Folder) -> None:
-    with pytest.raises(ConfigError, match=rf"^device '{device}' cannot be used here: \S+"):
-        execute(replace(SMALL, device=device), folder)
+def test_a_device_that_is_not_there_is_refused(folder: Folder) -> None:
+    with pytest.raises(ConfigError, match=r"^device 'cuda:99' cannot be used here: \S+"):
+        execute(replace(SMALL, device="cuda:99"), folder)
+
+
+@pytest.mark.parametrize("device", ["abacus", "gpu", "mps", "cuda:", "cuda:x", "cpu\n"])
+def test_a_device_that_nobody_knows_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        Run(device=device)
+    assert str(found.value) == f"unknown device {device!r}; known: cpu, cuda"
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "warned"),
+    [("hosfl", "bf16", True), ("zo_sfl", "bf16", True), ("mu_splitfed", "bf16", True), ("hosfl", "tf32", False),
+     ("sfl_v1", "bf16", False), ("fsl_sage", "bf16", False)],
+)  # fmt: skip
+def test_differences_in_bfloat16_are_warned_of(
+    method: str, precision: Precision, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    build.training(replace(SMALL, method=Choice(method), batching=Batching(size=8), precision=precision))
+    warning = (
+        f"precision bf16: {method} compares passes that differ by little, and bfloat16 may round their differences "
+        "away; fp32 and tf32 are safer"
+    )
+    assert caplog.messages == ([warning] if warned else [])
+
+
+def test_the_environment_names_the_gpu_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the GPU at {device}")
+    assert environment("cuda:1") == {**environment(), "gpu": "the GPU at cuda:1"}
 
 
 def test_the_global_random_state_is_left_alone(folder: Folder) -> None:

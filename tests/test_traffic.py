@@ -1,5 +1,6 @@
 """What crosses, as a table: each byte of the ledger in one row, and HO-SFL's Table 3 to its printed digits."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,9 +313,14 @@ BUDGET = Run(
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(1, 1), (96, 2), (97, 3), (10**6, 9)])
-def test_a_run_ends_with_the_round_that_has_the_samples(tmp_path: Path, budget: int, rounds: int) -> None:
+def test_a_run_ends_with_the_round_that_has_the_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, budget: int, rounds: int
+) -> None:
     folder = Folder(tmp_path / "run")
-    execute(replace(BUDGET, until_samples=budget), folder)
+    with caplog.at_level(logging.INFO, "cutlayer"):
+        execute(replace(BUDGET, until_samples=budget), folder)
+    early = [f"{folder.path}: ended at round {rounds}: until_samples {budget:,} reached"]
+    assert caplog.messages == (early if rounds < 9 else [])
     history = folder.history()
     assert [record["samples"] for record in history] == [48 * (i + 1) for i in range(rounds)]
     assert "test_accuracy" in history[-1]  # measured, though only every fourth round is

@@ -1,5 +1,6 @@
 """From a run as data to the things that train."""
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from cutlayer import keys, methods, optim, registry
-from cutlayer.checks import reason
+from cutlayer.checks import check_device, reason
 from cutlayer.config import Choice, Run, literal
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
@@ -27,6 +28,8 @@ from cutlayer.planning.profile import Profile, profile
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
 from cutlayer.training import Training
+
+log = logging.getLogger("cutlayer")
 
 
 def training(run: Run, root: Path | None = None, engine: str | None = None) -> Training:
@@ -169,7 +172,14 @@ def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile |
             options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
         if "devices" in registry.options_of(methods.METHODS[run.method.name]):
             options |= {"devices": pool, "costs": Costs.of(costs)}
-    return methods.build(run.method.name, split, client_opt, server_opt, **options)
+    made = methods.build(run.method.name, split, client_opt, server_opt, **options)
+    if run.precision == "bf16" and hasattr(made, "smoothing"):  # the length of a step for finite differences
+        log.warning(
+            "precision bf16: %s compares passes that differ by little, and bfloat16 may round their differences away; "
+            "fp32 and tf32 are safer",
+            run.method.name,
+        )
+    return made
 
 
 def model(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -197,15 +207,6 @@ def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **mor
     if len(shape) == 3:
         facts |= {"in_channels": shape[0], "image_size": shape[-1]}
     return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}
-
-
-def check_device(name: str) -> None:
-    try:
-        float(torch.zeros(1, device=name))  # read back: a device without values, such as meta, cannot train
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(
-            f"device {name!r} cannot be used here: {reason(error)}; use cpu, or cuda where torch has it"
-        ) from None
 
 
 def _shape(data: Arrays) -> tuple[int, ...]:

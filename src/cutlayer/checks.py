@@ -1,7 +1,10 @@
 """Checks of hyper-parameters, in a user's words."""
 
 import math
+import re
 from typing import Any
+
+import torch
 
 from cutlayer.errors import ConfigError
 
@@ -30,6 +33,23 @@ def check_positive(name: str, value: Any) -> None:
 
 def check_decay(rate: Any) -> None:
     check(is_number(rate) and rate >= 0, "weight_decay", rate, "a number from 0 up")
+
+
+def check_device_name(name: str) -> None:
+    """Refuse what is no device of cutlayer, whether this machine has it or not."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"unknown device {name!r}; known: cpu, cuda")
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine does not have."""
+    check_device_name(name)
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device {name!r} cannot be used here: {reason(error)}; use cpu, or cuda where torch has it"
+        ) from None
 
 
 def check_type(name: str, value: Any, wanted: type, how: str) -> None:

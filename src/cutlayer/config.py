@@ -25,6 +25,7 @@ import msgspec
 
 from cutlayer import optim, registry
 from cutlayer.batches import Batching
+from cutlayer.checks import check_device_name
 from cutlayer.data import sources
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import PARTITIONS
@@ -112,6 +113,7 @@ class Run:
             raise ConfigError(f"until_accuracy is {self.until_accuracy}; it must be a fraction above 0 and up to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
+        check_device_name(self.device)
         path = PurePosixPath(self.name)
         if not path.parts or path.is_absolute() or ".." in path.parts or any(c in self.name for c in "\\\0"):
             raise ConfigError(f"the name {self.name!r} cannot be a folder below --out; use words, with / between them")

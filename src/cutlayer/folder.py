@@ -1,7 +1,7 @@
 """The folder of a run: what it was, how it went, where it stands, and what it left.
 
     config.toml          the run, resolved; `cutlayer run` on it repeats it
-    environment.json     versions, the machine, and the engine that was used
+    environment.json     versions, the machine and its GPU, and the engine that was used
     metrics.jsonl        one line a round; the same for the same seed, engine and machine
     timing.jsonl         wall seconds of each round, apart because they never repeat
     checkpoints/         the newest states

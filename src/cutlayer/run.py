@@ -70,20 +70,39 @@ def _execute(
     if _ended(training, run):
         done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
         log.info("%s: %s done already", folder.path, done)
-    while not _ended(training, run):
-        record = _round(training, run, folder)
-        if on_round is not None:
-            on_round(training, record)
+    else:
+        _go_through(training, run, folder, on_round)
     _finish(training, folder)
     return training
 
 
+def _go_through(
+    training: Training, run: Run, folder: Folder, on_round: Callable[[Training, Record], None] | None
+) -> None:
+    """The rounds that are left; an end before the last of them is told of."""
+    while not _ended(training, run):
+        record = _round(training, run, folder)
+        if on_round is not None:
+            on_round(training, record)
+    if training.state.round < training.rounds:
+        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(_ends(training, run)))
+
+
 def _ended(training: Training, run: Run) -> bool:
-    """Whether no round is left; a function of the metrics file, so that it is the same for a run that goes on."""
+    """Whether no round is left."""
+    return training.state.round >= training.rounds or any(_ends(training, run))
+
+
+def _ends(training: Training, run: Run) -> Iterator[str]:
+    """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
+    samples = training.history[-1]["samples"] if training.history else 0
+    if run.until_samples is not None and samples >= run.until_samples:
+        yield f"until_samples {run.until_samples:,} reached"
     found = accuracies(training.history)
-    arrived = run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy
-    spent = bool(training.history) and training.is_last(training.history[-1])
-    return spent or arrived or (run.until_converged and converged(found) is not None)
+    if run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy:
+        yield f"until_accuracy {run.until_accuracy:g} reached"
+    if run.until_converged and converged(found) is not None:
+        yield "until_converged: the last evaluations gained next to nothing"
 
 
 @contextmanager
@@ -103,7 +122,7 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
     record = training.round()
     seconds = round(time.perf_counter() - begin, 4)
     if record["round"] == 1:
-        _write_surroundings(training, folder)  # by now an engine is chosen
+        _write_surroundings(training, run, folder)  # by now an engine is chosen
     append_line(folder.metrics, record)
     append_line(folder.timing, {"round": record["round"], "seconds": seconds})
     if record["round"] % run.checkpoint_every == 0 or _ended(training, run):
@@ -149,7 +168,7 @@ def _started(run: Run, folder: Folder, make: Make, engine: str | None = None) ->
     with writing("the run", folder.path, START_AGAIN):
         folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
-    _write_surroundings(training, folder, START_AGAIN)
+    _write_surroundings(training, run, folder, START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training
 
@@ -174,7 +193,7 @@ def _resumed(run: Run, folder: Folder, make: Make) -> Training:
         training.simulation.clock.restore(content["clock"])
     training.simulation.memory.restore(content.get("memory", {}))
     write(folder.config, config.dumps(run))  # it may have more rounds now
-    _compare_surroundings(folder)
+    _compare_surroundings(run, folder)
     return training
 
 
@@ -212,8 +231,8 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str 
             yield prefix + key, old, new
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers of a run may depend on beside its configuration."""
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What the numbers of a run on this device may depend on beside its configuration."""
     return {
         "cutlayer": cutlayer.__version__,
         "python": sys.version.split()[0],
@@ -221,17 +240,18 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": platform.system(),
         "threads": torch.get_num_threads(),
+        **({"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}),
     }
 
 
-def _write_surroundings(training: Training, folder: Folder, advice: str = GO_ON) -> None:
-    known = {**environment(), "engine": training.simulation.engine_name}
+def _write_surroundings(training: Training, run: Run, folder: Folder, advice: str = GO_ON) -> None:
+    known = {**environment(run.device), "engine": training.simulation.engine_name}
     write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
 
 
-def _compare_surroundings(folder: Folder) -> None:
+def _compare_surroundings(run: Run, folder: Folder) -> None:
     then = folder.surroundings()
-    for key, now in environment().items():
+    for key, now in environment(run.device).items():
         if key in then and then[key] != now:
             log.warning(
                 "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",

@@ -242,7 +242,7 @@ class Simulation:
             log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
             return Loop()
         if name == "graph" and not on_gpu:
-            log.warning("engine auto: graph needs data on a CUDA device, and these are on the CPU")
+            log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
         if on_gpu and name in ("auto", "graph"):
             if name == "auto":
                 log.info("engine auto: graph; the data are on a GPU")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cutlayer import keys, models, registry, simulation
 from cutlayer.batches import Batching, Walk
-from cutlayer.checks import check, check_count, reason
+from cutlayer.checks import check, check_count
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition, dirichlet, iid
 from cutlayer.errors import ConfigError, UnknownNameError
@@ -21,7 +21,8 @@ from cutlayer.precision import PRECISIONS, Precision
 from cutlayer.split import Split
 
 BASELINES = ("hand", "jax", "limit")
-ENGINES = tuple(name for name in simulation.ENGINES if name not in ("auto", "ray"))
+NOT_TIMED = ("auto", "ray")  # a choice of the others, and clients in other processes
+ENGINES = tuple(name for name in simulation.ENGINES if name not in NOT_TIMED)
 LR, MOMENTUM, WEIGHT_DECAY, ALPHA, BETA = 0.05, 0.9, 5e-4, -0.1, 0.3  # of SMoFi on CIFAR-10
 IMAGE, NUM_CLASSES = (3, 32, 32), 10  # as of CIFAR-10
 WARM_UP = 2  # turns before the first timed one
@@ -53,6 +54,9 @@ class Case:
         check(type(self.batch) is int and self.batch > 1, "batch", self.batch, "a whole number above 1")
         check(self.batch <= SAMPLES_HELD or not self.end_to_end, "batch", self.batch, f"{SAMPLES_HELD} at most")
         _check_names("precision", (self.precision,), PRECISIONS)
+        for name in self.engines:
+            if name in NOT_TIMED:
+                raise ConfigError(f"bench times graph, loop and vmap, not {name}")
         _check_names("engine", self.engines, ENGINES)
         _check_names("baseline", self.baselines, BASELINES)
         if self.end_to_end and self.baselines:
@@ -138,10 +142,7 @@ def _network(case: Case) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(case.seed, "model"))
         net = models.build(case.model, **{k: v for k, v in facts.items() if k in known})
-    try:
-        return net.to(case.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {case.device!r} cannot be used here: {reason(error)}; use cpu or cuda") from None
+    return net.to(case.device)
 
 
 def _noise(num_samples: int, case: Case) -> tuple[Tensor, Arrays]:

@@ -22,17 +22,23 @@ ROUNDS = {
     "best": ("best_client_steps_per_second", "{:.0f}"),
     "first loss": ("first_loss", "{:.4f}"),
 }
+MEANINGS = {
+    "client steps/s": "Client steps/s: steps of single clients, of all of them together, in a second.",
+    "× the limit": "× the limit: 1 is best, lower is better. The limit is one model on all batches merged.",
+    "× faster than by hand": "× faster than by hand: times the speed of the eager loop; higher is better.",
+    "first loss": "First loss: the mean of the first turn, which starts from the same weights with the same batches.",
+    "peak MiB": "Memory: beyond the model and the samples that all rows share.",
+}
 MEMORY = {"peak MiB": "peak_bytes", "reserved MiB": "peak_reserved_bytes"}
 
 
 def text(document: Mapping[str, Any]) -> str:
     """What was timed, the table, and what its columns mean."""
-    case, columns = document["case"], ROUNDS if document["case"]["end_to_end"] else STEPS
-    head = ["what", *columns, *MEMORY, "why not"]
-    body = [_cells(row, columns) for row in document["rows"]]
-    if not any(row["obstacle"] for row in document["rows"]):
-        head, body = head[:-1], [cells[:-1] for cells in body]
-    meaning = _round_meaning(case) if case["end_to_end"] else _step_meaning(case)
+    columns = ROUNDS if document["case"]["end_to_end"] else STEPS
+    every = ["what", *columns, *MEMORY, "why not"], *(_cells(row, columns) for row in document["rows"])
+    told = [column for column in zip(*every, strict=True) if any(cell not in ("", NONE) for cell in column[1:])]
+    head, *body = (list(cells) for cells in zip(*told, strict=True))
+    meaning = (_round_meaning if document["case"]["end_to_end"] else _step_meaning)(document["case"], head)
     return "\n".join([_title(document), "", *_aligned(head, body), "", *meaning])
 
 
@@ -47,7 +53,8 @@ def _title(document: Mapping[str, Any]) -> str:
         )
     model = f"{case['model']} ({case['parameters']:,} parameters) cut after {case['cut_after']}"
     versions = f"torch {on['torch']}" + (f", jax {on['jax']}" if on["jax"] else "")
-    return f"{work}, {model}, {case['precision']}, {on['device']}, {versions}"
+    threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
+    return f"{work}, {model}, {case['precision']}, {on['device']}, {threads}, {versions}"
 
 
 def _cells(row: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -70,20 +77,21 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(rule), *map(line, body)]
 
 
-def _step_meaning(case: Mapping[str, Any]) -> list[str]:
+def _step_meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
+    """What was done, and what the columns that are there mean."""
     return [
         f"Turns alternate, and their median counts. Turns: {case['turns']}, and {WARM_UP} to warm up; steps in each: "
         f"{case['steps']}.",
         "In a step every client computes forward, loss and backward and updates both halves; then the server-side",
-        "momenta are fused. Engines run whole rounds of so many steps. The limit is one model on all batches merged.",
-        "First loss: the mean of the first turn, which starts from the same weights with the same batches.",
-        "Memory: beyond the model and the samples that all rows share.",
+        "momenta are fused. Engines run whole rounds of so many steps.",
+        *(line for column, line in MEANINGS.items() if column in head),
     ]
 
 
-def _round_meaning(case: Mapping[str, Any]) -> list[str]:
+def _round_meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
     return [
         "The median round and the best one, with the drawing of batches, aggregation and evaluation. "
         f"Rounds: {case['turns']},",
-        f"and {WARM_UP} to warm up. First loss: of the first round. Memory: beyond the model and the samples.",
+        f"and {WARM_UP} to warm up. First loss: of the first round.",
+        *(line for column, line in MEANINGS.items() if column in head and column != "first loss"),
     ]

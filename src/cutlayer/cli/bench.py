@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from cutlayer import benching, build
+from cutlayer import benching
+from cutlayer.checks import check_device
 from cutlayer.cli import costs, show
 from cutlayer.cli.options import Json
 from cutlayer.errors import ConfigError
@@ -36,7 +37,10 @@ def bench(
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="With commas between them, or none; by default all that suit the device."),
+        typer.Option(
+            metavar="NAMES",
+            help="Of graph, loop and vmap, with commas between them, or none; by default all that suit the device.",
+        ),
     ] = None,
     baselines: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Of hand, jax and limit, or none; by default all.")
@@ -50,7 +54,8 @@ def bench(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of weights, samples and batches.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the JSON document into this file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the JSON document into this file, in place of what it holds."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,9 +65,11 @@ def bench(
     about a minute; a row that cannot be timed tells why.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    build.check_device(device)
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"there is no folder {output.parent} to write {output.name} into; make it first")
+    check_device(device)
+    if output is not None:
+        _check_output(output)
+    if end_to_end and steps is not None:
+        raise ConfigError("end to end a round is whole epochs, not so many steps; leave the steps out")
     told: dict[str, Any] = {
         "clients": clients, "batch": batch, "model": model, "cut": None if cut is None else costs.parse_cut(cut),
         "precision": precision, "steps": steps, "turns": turns, "engines": _names(engines),
@@ -70,14 +77,27 @@ def bench(
     }  # fmt: skip
     given = {option: value for option, value in told.items() if value is not None}
     case = benching.Case(**{**benching.usual(device, end_to_end), **given}, end_to_end=end_to_end, seed=seed)
-    found = benching.measure(case, lambda text: typer.echo(text, err=True))
-    document = {"command": _command(context), **found}
+    document = {"command": _command(context), **_measured(case)}
     if as_json:
         show.as_json(document)
     else:
         typer.echo(benching.text(document))
     if output is not None:
         _write(document, output)
+        typer.echo(f"document: {output}", err=as_json)
+
+
+def _measured(case: benching.Case) -> dict[str, Any]:
+    """What was found, unless that is nothing at all."""
+    try:
+        found = benching.measure(case, lambda text: typer.echo(text, err=True))
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing was written", err=True)
+        raise typer.Exit(130) from None
+    if all(row["obstacle"] for row in found["rows"]):
+        why = "; ".join(f"{row['what']}: {row['obstacle']}" for row in found["rows"])
+        raise ConfigError(f"nothing could be timed: {why}")
+    return found
 
 
 def _command(context: typer.Context) -> str:
@@ -95,6 +115,14 @@ def _names(words: str | None) -> tuple[str, ...] | None:
     if words is None:
         return None
     return () if words == NOTHING else tuple(word.strip() for word in words.split(","))
+
+
+def _check_output(path: Path) -> None:
+    """A mistake that would cost what was measured."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file for --output")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} into; make it first")
 
 
 def _write(document: dict[str, Any], path: Path) -> None:

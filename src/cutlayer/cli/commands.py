@@ -18,6 +18,7 @@ from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
 from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
+from cutlayer.cli.help import examples, unbreak
 from cutlayer.cli.join import join
 from cutlayer.cli.keys import keys
 from cutlayer.cli.options import (
@@ -32,6 +33,7 @@ from cutlayer.cli.options import (
     Overwrite,
     PaperConvention,
     Plugins,
+    Precision,
     Quiet,
     Resume,
     Rounds,
@@ -55,10 +57,6 @@ app = typer.Typer(
     help="Split federated learning for PyTorch: run methods side by side and compare them.",
     epilog="Begin with [bold]cutlayer run digits[/bold]; each command tells more with --help.",
 )
-
-
-def examples(*lines: str) -> str:
-    return "\n\n".join(["Examples:", *(f"[bold]cutlayer {line}[/bold]" for line in lines)])
 
 
 @app.callback(invoke_without_command=True)
@@ -88,6 +86,7 @@ def run(
     seeds: Seeds = 1,
     engine: Engine = None,
     device: Device = None,
+    precision: Precision = None,
     data: Data = None,
     out: Out = Path("runs"),
     only: Annotated[
@@ -112,8 +111,8 @@ def run(
     Each run leaves a folder OUT/<name>/seed-<seed> with its configuration, metrics, checkpoints and model.
     """
     orders = Orders(
-        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, data=data, out=out, scale=scale,
-        settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, precision=precision, data=data,
+        out=out, scale=scale, settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
     plugins.load(plugin or [])
     originals = chosen(launch.named(what), only or [], what)
@@ -191,6 +190,7 @@ def cuts(
     seeds: Seeds = 1,
     engine: Engine = None,
     device: Device = None,
+    precision: Precision = None,
     data: Data = None,
     out: Out = Path("runs"),
     scale: Scale = None,
@@ -202,8 +202,8 @@ def cuts(
 ) -> None:
     """Try every cut of a model, on even and uneven data: accuracy, traffic, the clients' work, simulated time."""
     orders = Orders(
-        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, data=data, out=out, scale=scale,
-        settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
+        rounds=rounds, seed=seed, seeds=seeds, engine=engine, device=device, precision=precision, data=data,
+        out=out, scale=scale, settings=settings, resume=resume, overwrite=overwrite, quiet=quiet,
     )  # fmt: skip
     planned = study.planned(what, settings or [], methods=method, cuts=cut, alpha=alpha)
     runs = launch.prepared(planned, orders, what)
@@ -366,6 +366,8 @@ app.command(
         "join 127.0.0.1:8470 --data digits --insecure --name 0",
     )
 )(join)
+
+unbreak(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

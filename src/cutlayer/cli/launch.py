@@ -49,7 +49,7 @@ def named(what: str) -> tuple[Run, ...]:
 
 def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     """The runs of a recipe or file as the command line changes them: first their scale, then single keys."""
-    given = {"rounds": orders.rounds, "seed": orders.seed, "engine": orders.engine, "device": orders.device}
+    given = {key: getattr(orders, key) for key in ("rounds", "seed", "engine", "device", "precision")}
     flags = {key: value for key, value in given.items() if value is not None}
     settings = parsed(orders.settings or [])
 
@@ -118,8 +118,8 @@ def execute_all(
     for run, folder in zip(runs, folders, strict=True):
         title = f"{run.name} seed {run.seed}" if several_seeds else run.name
 
-        def begin(training: Training, title: str = title, total: int = run.rounds) -> None:
-            watcher.begin(title, training.state.round, total)
+        def begin(training: Training, title: str = title, run: Run = run) -> None:
+            watcher.begin(title, run, training.history)
 
         def tell(_: Training, record: Record) -> None:
             watcher.round(record)

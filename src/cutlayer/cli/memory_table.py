@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from cutlayer import build, registry
-from cutlayer.checks import check_count
+from cutlayer.checks import check_count, check_device
 from cutlayer.cli import costs
 from cutlayer.cli.tables import plain_table
 from cutlayer.cli.text import human_bytes
@@ -57,7 +57,7 @@ def document(
     """The bytes of a client by what it does, with half of the units unless a cut is given."""
     opt = registry.find("optimiser", costs.OPTIMISERS, optimiser)
     check_count("batch", how.batch)
-    build.check_device(how.device)
+    check_device(how.device)
     shape, classes = costs.fitting(name, options, shape, classes)
     fitted = costs.fitted(name, options, shape, classes)
     net = freeze_norms(build.model(name, fitted)).to(how.device)

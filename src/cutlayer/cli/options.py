@@ -15,6 +15,10 @@ Seed = Annotated[int | None, typer.Option(help="The seed, or the first of severa
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")]
 Engine = Annotated[str | None, typer.Option(help="auto, loop, vmap, graph or ray.")]
 Device = Annotated[str | None, typer.Option(help="cpu, or cuda where torch has it.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="Of the layers: fp32, or tf32 or bf16, which are faster on a GPU; by default the run's."),
+]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
 Out = Annotated[Path, typer.Option(help="Where the folders of runs go.")]
 Scale = Annotated[
@@ -62,18 +66,19 @@ def refuse_without_traffic(samples: int | None, paper_convention: bool) -> None:
 class Orders:
     """What the command line says about runs, whichever they are."""
 
-    rounds: int | None
-    seed: int | None
-    seeds: int
-    engine: str | None
-    device: str | None
-    data: Path | None
-    out: Path
-    scale: float | None
-    settings: list[str] | None
-    resume: bool
-    overwrite: bool
-    quiet: bool
+    rounds: int | None = None
+    seed: int | None = None
+    seeds: int = 1
+    engine: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    data: Path | None = None
+    out: Path = Path("runs")
+    scale: float | None = None
+    settings: list[str] | None = None
+    resume: bool = False
+    overwrite: bool = False
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         if self.resume and self.overwrite:

@@ -3,23 +3,26 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cutlayer.cli.text import human_bytes, human_seconds, percent
+from cutlayer.config import Run
 from cutlayer.training import Record
 
 LINES_PER_RUN = 10
+PARTS = 10_000  # of a bar
 
 
 class Watcher(Protocol):
     """Is told how runs go."""
 
-    def begin(self, title: str, done: int, total: int) -> None: ...
+    def begin(self, title: str, run: Run, history: Sequence[Record]) -> None: ...
 
     def round(self, record: Record) -> None: ...
 
@@ -27,13 +30,23 @@ class Watcher(Protocol):
 class Status:
     """What is known of a run so far, as words."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run, history: Sequence[Record]) -> None:
+        self.run = run
+        self.share = Fraction(0)  # of the run that is done: of its rounds or its samples, whichever ends it sooner
+        self.place = f"0/{run.rounds}"
         self.accuracy: float | None = None  # stays until it is measured again
         self.loss: float | None = None
         self.bytes = 0
         self.stopped = 0
+        for record in history:
+            self.add(record)
 
     def add(self, record: Record) -> None:
+        number, samples, budget = record["round"], record["samples"], self.run.until_samples
+        self.share, self.place = Fraction(number, self.run.rounds), f"{number}/{self.run.rounds}"
+        if budget is not None:
+            self.share = max(self.share, min(Fraction(samples, budget), Fraction(1)))
+            self.place += f", {samples:,}/{budget:,} samples"
         self.accuracy = record.get("test_accuracy", self.accuracy)
         self.loss = record["loss"]
         self.bytes = sum(record["bytes"].values())
@@ -48,7 +61,7 @@ class Status:
 class Silent:
     """Shows nothing."""
 
-    def begin(self, title: str, done: int, total: int) -> None:
+    def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
         pass
 
     def round(self, record: Record) -> None:
@@ -61,17 +74,18 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def begin(self, title: str, done: int, total: int) -> None:
-        self.title, self.first, self.total = title, done, total
-        self.status, self.start = Status(), time.perf_counter()
+    def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
+        self.title, self.status, self.start = title, Status(run, history), time.perf_counter()
+        self.first = self.status.share
 
     def round(self, record: Record) -> None:
+        before = self.status.share
         self.status.add(record)
-        number = record["round"]
-        if number * LINES_PER_RUN // self.total == (number - 1) * LINES_PER_RUN // self.total:
+        share = self.status.share
+        if share * LINES_PER_RUN // 1 == before * LINES_PER_RUN // 1:
             return
-        left = (time.perf_counter() - self.start) / (number - self.first) * (self.total - number)
-        _print(self.console, f"{self.title}: round {number}/{self.total}, {self.status}, {human_seconds(left)} left")
+        left = (time.perf_counter() - self.start) * float((1 - share) / (share - self.first))
+        _print(self.console, f"{self.title}: round {self.status.place}, {self.status}, {human_seconds(left)} left")
 
 
 class Bar:
@@ -80,13 +94,15 @@ class Bar:
     def __init__(self, progress: Progress) -> None:
         self.progress, self.task = progress, TaskID(-1)
 
-    def begin(self, title: str, done: int, total: int) -> None:
-        self.status = Status()
-        self.task = self.progress.add_task(title, completed=done, total=total, status="")
+    def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
+        self.status = Status(run, history)
+        done = int(PARTS * self.status.share)
+        self.task = self.progress.add_task(title, completed=done, total=PARTS, place=self.status.place, status="")
 
     def round(self, record: Record) -> None:
         self.status.add(record)
-        self.progress.update(self.task, completed=record["round"], status=str(self.status))
+        done = int(PARTS * self.status.share)
+        self.progress.update(self.task, completed=done, place=self.status.place, status=str(self.status))
 
 
 class _ToConsole(logging.Handler):
@@ -126,7 +142,7 @@ def _bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[place]}", markup=False),
         TextColumn("{task.fields[status]}", markup=False),
         TimeRemainingColumn(compact=True),
         console=console,

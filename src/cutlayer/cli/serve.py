@@ -104,18 +104,16 @@ def serve(
     with ExitStack() as stack:
         _show(stack, board, metrics_port, log_file, quiet)
         try:
-            carry_out(run, folder, serving, board, root=data, test=test, overwrite=overwrite, on_open=board.opened)
+            training = carry_out(
+                run, folder, serving, board, root=data, test=test, overwrite=overwrite, on_open=board.opened
+            )
         except KeyboardInterrupt:
             raise Interrupted(run, folder, again=()) from None
-    Console().print(f"{run.rounds} rounds done; the model is in {folder.model}", soft_wrap=True)
+    Console().print(f"{training.state.round} rounds done; the model is in {folder.model}", soft_wrap=True)
 
 
 def _one(what: str, settings: list[str] | None) -> Run:
-    orders = Orders(
-        rounds=None, seed=None, seeds=1, engine=None, device=None, data=None, out=Path("runs"), scale=None,
-        settings=settings, resume=False, overwrite=False, quiet=False,
-    )  # fmt: skip
-    runs = launch.prepared(launch.named(what), orders, what)
+    runs = launch.prepared(launch.named(what), Orders(settings=settings), what)
     if len(runs) != 1:
         raise ConfigError(
             f"{what} has {len(runs)} runs, and a server serves one; write the one you mean in a TOML file"

@@ -64,6 +64,9 @@ def _settings(run: Run) -> dict[str, str]:
         "until samples": NONE if run.until_samples is None else str(run.until_samples),
         "clients": f"{run.per_round or run.clients} of {run.clients}",
         "devices": NONE if run.devices is None else _spelled(run.devices),
+        "device": run.device,
+        "engine": run.engine,
+        "precision": run.precision,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cutlayer import build, config
+from cutlayer.checks import check_device
 from cutlayer.config import Run
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays
@@ -41,7 +42,7 @@ class Place:
     def __post_init__(self) -> None:
         for name in self.never:
             find("kind", {kind.name: kind for kind in KINDS}, name)
-        build.check_device(self.device)
+        check_device(self.device)
         if not Path(self.data).exists() and self.data not in sources.names():
             raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
 

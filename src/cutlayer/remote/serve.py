@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from cutlayer import build, config
-from cutlayer.checks import check_positive
+from cutlayer.checks import check_device, check_positive
 from cutlayer.config import Run
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.local import local
@@ -108,6 +108,7 @@ class Server:
             self.peer.notify = lambda message: self.office.take(PeerSaid(message))
         if run.per_client:
             raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
+        check_device(run.device)
         split = build.model_of(run, samples.like, root)
         self.method, _ = build.planned_method(run, split, samples.like, run.clients)
         few = samples.like.to(run.device)
