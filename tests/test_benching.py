@@ -301,8 +301,8 @@ def test_nothing_timed_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path
     code, out, err = say(capsys, *words)
     assert (code, out, file.exists()) == (2, "", False)
     assert err.splitlines()[-1] == (
-        "error: nothing could be timed: cutlayer, engine graph: engine graph needs data on a CUDA device, and these are "
-        "on the CPU: auto is used instead"
+        "error: nothing could be timed: cutlayer, engine graph: engine graph needs data on a CUDA device, and these "
+        "are on the CPU: auto is used instead"
     )
 
 
