@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import agree
-from test_graph_parts import laid_out, must_be
+from test_rows import laid_out, must_be
 from torch import Tensor
 
 from cutlayer import optim, tree
