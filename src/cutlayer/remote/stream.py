@@ -1,6 +1,7 @@
 """A device's stream to one server: what is said goes out, what comes is read, and every end has a reason."""
 
 import queue
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -22,6 +23,9 @@ HANDSHAKES = {  # what gRPC says where no connection came about
     "Socket closed": "it hung up at once; perhaps it does not accept this device's certificate, or wants one",
 }
 GOODBYE_SECONDS = 1.0
+
+
+Come = tuple[Message, list[Tensor]] | Exception | None  # the last two at the end
 
 
 class Left(Exception):
@@ -56,21 +60,35 @@ class Stream:
 
     def __iter__(self) -> Iterator[tuple[Message, list[Tensor]]]:
         """All that the server says, until it refuses this client, says good-bye, or is gone: then Left."""
+        come: queue.SimpleQueue[Come] = queue.SimpleQueue()
+        # Not in this thread: Ctrl-C in the midst of gRPC's code would leave its locks locked for ever.
+        threading.Thread(target=self._read, args=(come,), name="stream", daemon=True).start()
+        while (one := come.get()) is not None:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    def _read(self, come: "queue.SimpleQueue[Come]") -> None:
+        """Whatever comes, and at the end nothing, or what went wrong."""
         import grpc
 
         decoder = Decoder(FromServer, MOST_BYTES)
+        end: Exception | None = None
         try:
             for chunk in self._call:
-                come = decoder.feed(chunk)
-                if come is not None:
-                    _check_stay(come[0])
-                    yield come
+                said = decoder.feed(chunk)
+                if said is not None:
+                    _check_stay(said[0])
+                    come.put(said)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             again = code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-            raise Left(self._in_words(code.name, details), again) from None
+            end = Left(self._in_words(code.name, details), again)
         except WireError as error:
-            raise Left(f"the server sent something that cannot be used: {error}", True) from None
+            end = Left(f"the server sent something that cannot be used: {error}", True)
+        except Exception as error:
+            end = error
+        come.put(end)
 
     def close(self, reason: str = "") -> None:
         """Leave; with a reason the server is told it."""
