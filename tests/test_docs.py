@@ -35,7 +35,12 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
+def with_pace(page: Path) -> object:
+    """The pages of methods are many, and each starts a Python of its own."""
+    return pytest.param(page, marks=pytest.mark.slow) if page.parent.name == "methods" else page
+
+
+@pytest.mark.parametrize("page", [with_pace(page) for page in PAGES if blocks(page)], ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page)), encoding="utf-8")

@@ -174,6 +174,7 @@ def test_local_training_holds_the_graph_but_sends_nothing(narrow: ClientMemory) 
     assert 0 <= row.step - 3 * 4 * CUT < SLACK
 
 
+@pytest.mark.slow
 def test_a_language_model_trains_within_the_memory_of_inference() -> None:
     split, x = decoder(hidden=128, layers=2, places=32)
     found = client_memory(split, optim.adamw(1e-5), x, x, overlaps=(0, 2))
