@@ -98,7 +98,7 @@ class Fused:
             return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn
-        compiled = _compiled(traced)
+        compiled = _in_fewer_kernels(traced)
 
         def run(*own: Tree) -> Tree:
             outputs = iter(compiled(*_distinct(own, firsts)))
@@ -121,7 +121,7 @@ def _fused(fn: Callable[..., Tree]) -> Fused:
     return Fused(fn)
 
 
-def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+def _in_fewer_kernels(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """The same in fewer kernels, which are chosen by rules: by timing, the same seed would not give the same bits."""
     import torch._inductor.config as inductor
 

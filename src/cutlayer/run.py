@@ -95,8 +95,7 @@ def _ended(training: Training, run: Run) -> bool:
 
 def _ends(training: Training, run: Run) -> Iterator[str]:
     """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
-    samples = training.history[-1]["samples"] if training.history else 0
-    if run.until_samples is not None and samples >= run.until_samples:
+    if training.history and training.state.round < training.rounds and training.is_last(training.history[-1]):
         yield f"until_samples {run.until_samples:,} reached"
     found = accuracies(training.history)
     if run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy:
