@@ -4,7 +4,7 @@ Plain scalars and None are structure, not data: they stay as they are under `map
 is an ordinary Python number on every engine.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ class Pending:
     @property
     def bare(self) -> Tree:
         """The value with tensors that have no content."""
+        raise NotImplementedError
+
+    @property
+    def look(self) -> Hashable:
+        """What all values that look alike have in common; quicker to compare than what they look like."""
         raise NotImplementedError
 
 

@@ -267,11 +267,19 @@ class Clock:
 
     def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
         """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
-        shapes = tuple(a.shape[b.stacked :] for b in blocks for a in tree.tensors(b.tree))
-        known = (identity(fn), shapes)
+        known = (identity(fn), tuple(_look(b.tree, b.stacked) for b in blocks))
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
         return self._known[known]
+
+
+def _look(value: tree.Tree, stacked: bool) -> Any:
+    """What values of the same shapes have in common, in each row of a stack."""
+    if isinstance(value, tree.Pending):
+        return value.look
+    if type(value) is tuple:
+        return tuple(_look(v, stacked) for v in value)
+    return tuple(a.shape[stacked:] for a in tree.tensors(value))
 
 
 def identity(fn: Fn) -> Any:

@@ -38,6 +38,10 @@ class Ref(Pending):
     def bare(self) -> Tree:
         return self.form.bare
 
+    @property
+    def look(self) -> Form:
+        return self.form
+
     def __getattr__(self, name: str) -> "Ref":
         if name.startswith("_"):
             raise AttributeError(name)
@@ -70,6 +74,10 @@ class Shared(Pending):
     @property
     def bare(self) -> Tree:
         return self.form.bare
+
+    @property
+    def look(self) -> Form:
+        return self.form
 
     def __getattr__(self, name: str) -> "Shared":
         if name.startswith("_"):
