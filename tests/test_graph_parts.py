@@ -232,7 +232,8 @@ def test_a_round_whose_recordings_kept_too_little_is_played_again_and_counts_onc
         world.round()
     forget = engine.forget
     monkeypatch.setattr(engine, "forget", lambda **o: (again.append(world.sim.ledger.content()), forget(**o)))
-    engine._book.used.clear()  # as if nobody had ever read anything later
+    for chain in engine._book.chains.values():
+        chain.used.clear()  # as if nobody had ever read anything later
     world.round()
     assert again
     must_agree(world.outcome, on_loop(case, 4), 1e-12)

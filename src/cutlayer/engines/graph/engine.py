@@ -81,7 +81,7 @@ class Graph:
     @property
     def refused(self) -> set[str]:
         """Why chains could not be recorded, of those that could not."""
-        return set(self._book.refused.values())
+        return {chain.refused for chain in self._book.chains.values() if chain.refused is not None}
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
@@ -109,9 +109,10 @@ class Graph:
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         made: list[Block] = []
+        homes = _homes(values)
         for group, blocks in aligned(values, ids):
             if any(b.stacked or _own(b.tree) for b in blocks):
-                made += [_block(j, _handed(ref)) for j, (ref,) in self._each("call", fn, values, group, None)]
+                made += [_block(j, _handed(self._of("call", fn, homes, j, None)[0])) for j in group]
             else:  # the same for all of them, so once
                 made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
         return made
@@ -157,19 +158,22 @@ class Graph:
     # -- chains -----------------------------------------------------------------------------------------------------
 
     def _queue(self, j: int) -> Queue:
-        return self._queues.setdefault(j, Queue(j))
+        if j not in self._queues:
+            self._queues[j] = Queue(j)
+        return self._queues[j]
 
     def _each(
         self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
     ) -> list[tuple[int, list[Ref]]]:
         """One more operation in the chains of these clients, with each one's own arguments."""
-        homes = [{j: block for block in v.blocks for j in block.ids} for v in values]
-        made = []
-        for j in ids:
-            blocks = [home[j] for home in homes]
-            arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
-            made.append((j, self._operation(how, fn, arguments, self._queue(j), cut)))
-        return made
+        homes = _homes(values)
+        return [(j, self._of(how, fn, homes, j, cut)) for j in ids]
+
+    def _of(self, how: str, fn: Any, homes: Sequence[Mapping[int, Block]], j: int, cut: int | None) -> list[Ref]:
+        """One more operation in the chain of one client."""
+        blocks = [home[j] for home in homes]
+        arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
+        return self._operation(how, fn, arguments, self._queue(j), cut)
 
     def _operation(
         self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: Queue, cut: int | None
@@ -190,10 +194,15 @@ class Graph:
             self._known[operation] = tuple(ref.form for ref in refs)
             return refs
         args = tuple(_encoded(value, form, queue) for value, form in zip(values, given, strict=True))
-        function = None if fn is None else self._functions.setdefault(name, Function(fn))
+        function = None if fn is None else self._function(name, fn)
         self._waiting[queue.client] = queue
         self._since_load |= self._loaded
         return queue.add(Command(how, function, args, cut), forms)
+
+    def _function(self, name: Any, fn: Any) -> Function:
+        if name not in self._functions:
+            self._functions[name] = Function(fn)
+        return self._functions[name]
 
     def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: Queue, cut: int | None) -> list[Ref]:
         self._flush()  # what is made now must not take a slot that a waiting chain still reads
@@ -321,6 +330,11 @@ class Graph:
         value = ref.cell.queue.values[ref.cell.slot]
         self._book.read(value)
         return value
+
+
+def _homes(values: Sequence[PerClient]) -> list[dict[int, Block]]:
+    """For each value, where each client's row of it is."""
+    return [{j: block for block in v.blocks for j in block.ids} for v in values]
 
 
 def _encoded(value: Tree, form: Any, queue: Queue) -> Any:

@@ -75,6 +75,17 @@ class Bank:
         return {dtype: rows[lane] for dtype, rows in self.memory.items()}
 
 
+@dataclass(eq=False)
+class Chain:
+    """What is known of a chain from all lanes together."""
+
+    first: int  # the first flush that had it
+    used: set[int] = field(default_factory=set)  # which of its values were read later
+    played: int = 0  # how often it was run from a recording
+    compiles: bool = True
+    refused: str | None = None  # why it cannot be recorded
+
+
 @dataclass
 class Book:
     """What all lanes know: memory, and what earlier chains have taught."""
@@ -82,11 +93,7 @@ class Book:
     recorder: Recorder
     lanes: int
     banks: dict[tuple[Any, Form], Bank] = field(default_factory=dict)
-    seen: dict[Any, int] = field(default_factory=dict)  # by chain: the first flush that had it
-    used: dict[Any, set[int]] = field(default_factory=dict)  # by chain: which of its values were read later
-    played: dict[Any, int] = field(default_factory=dict)  # by chain: how often it was, in all lanes together
-    unfused: set[Any] = field(default_factory=set)  # chains that cannot be recorded compiled
-    refused: dict[Any, str] = field(default_factory=dict)  # by chain: why it cannot be recorded
+    chains: dict[Any, Chain] = field(default_factory=dict)  # by what they compute
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
     crowded: bool = False  # some clients share a lane
@@ -99,11 +106,22 @@ class Book:
             self.addresses |= {rows.untyped_storage().data_ptr() for rows in bank.memory.values()}
         return self.banks[number, form]
 
+    def chain(self, queue: Queue, reads: Sequence[Value]) -> Chain | None:
+        """The chain that waits in a queue; None if it cannot come again, as it needs a passing pullback."""
+        if any(v.form.is_pullback and not isinstance(v.tree, Pull) for v in reads):
+            return None
+        found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
+        name = tuple(queue.commands), tuple(form for form, _ in queue.puts), found
+        known = self.chains.get(name)
+        if known is None:
+            known = self.chains[name] = Chain(self.flush)
+        return known
+
     def read(self, value: Value) -> Tree:
         """A value that is needed after its chain has run."""
         if value.origin is not None:
             chain, number = value.origin
-            self.used.setdefault(chain, set()).add(number)
+            chain.used.add(number)
         if value.tree is NOT_KEPT:
             raise NotKept("a recording did not keep a value that is read later")
         return value.tree
@@ -151,12 +169,13 @@ class Lane:
         self, queue: Queue, reads: Sequence[Value], outs: Sequence[Out], others: Mapping[int, Value]
     ) -> dict[int, Value]:
         """By number, the values that somebody holds of those that the chain makes."""
-        chain = _chain(queue, reads)
+        chain = self.book.chain(queue, reads)
         keeping = self._homes_for(chain, outs, others)
         recording = self._recording(queue, chain, reads, keeping)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
-            return {o.number: Value(o.form, made[o.number], None, chain and (chain, o.number)) for o in outs}
+            origin = {o.number: None if chain is None else (chain, o.number) for o in outs}
+            return {o.number: Value(o.form, made[o.number], None, origin[o.number]) for o in outs}
         _fill(self._inputs(reads), reads, recording.puts, queue)
         recording.replay()
         homes = {kept.number: kept.home for kept in keeping}
@@ -178,12 +197,12 @@ class Lane:
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
-    def _homes_for(self, chain: Any, outs: Sequence[Out], others: Mapping[int, Value]) -> tuple[Kept, ...]:
+    def _homes_for(self, chain: Chain | None, outs: Sequence[Out], others: Mapping[int, Value]) -> tuple[Kept, ...]:
         """Rows for what is known to be read later: the first that hold nothing which somebody still holds.
 
         What the chain reads may be among them: it is written when everything has been read.
         """
-        used = self.book.used.get(chain, ())
+        used = () if chain is None else chain.used
         taken = {(v.form, v.home) for v in others.values()}
         keeping = []
         for out in outs:
@@ -203,17 +222,16 @@ class Lane:
         ]
 
     def _recording(
-        self, queue: Queue, chain: Any, reads: Sequence[Value], keeping: tuple[Kept, ...]
+        self, queue: Queue, chain: Chain | None, reads: Sequence[Value], keeping: tuple[Kept, ...]
     ) -> Recording | None:
         """The chain's recording, if it is known well enough to have one."""
-        book = self.book
-        if chain is None or chain in book.refused or book.seen.setdefault(chain, book.flush) == book.flush:
+        if chain is None or chain.refused is not None or chain.first == self.book.flush:
             return None
         pulls = any(kept.form.is_pullback for kept in keeping)
-        if pulls and book.crowded:
+        if pulls and self.book.crowded:
             return None  # a pullback cannot move out when the lane's next client comes
-        played = book.played[chain] = book.played.get(chain, 0) + 1
-        fuse = played > FUSE_AFTER and chain not in book.unfused
+        chain.played += 1
+        fuse = chain.played > FUSE_AFTER and chain.compiles
         key = chain, tuple(v.home for v in reads), keeping, fuse
         known = self._recordings.get(key)
         if known is not None:
@@ -223,9 +241,9 @@ class Lane:
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
             why = f"{type(error).__name__}: {reason(error)}"
             if not fuse:
-                book.refused[chain] = why
+                chain.refused = why
                 return None
-            book.unfused.add(chain)
+            chain.compiles = False
             log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
             return self._recording(queue, chain, reads, keeping)
         self._recordings[key] = made
@@ -297,14 +315,6 @@ def _fill(inputs: Sequence[Tree], reads: Sequence[Value], puts: Sequence[Tree], 
             copied(home, value.tree)
     for home, (_, given) in zip(puts, queue.puts, strict=True):
         copied(home, given)
-
-
-def _chain(queue: Queue, reads: Sequence[Value]) -> Any:
-    """What makes a chain the same as another; None for one that cannot come again, as it needs a passing pullback."""
-    if any(v.form.is_pullback and not isinstance(v.tree, Pull) for v in reads):
-        return None
-    found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
-    return tuple(queue.commands), tuple(form for form, _ in queue.puts), found
 
 
 def lowered(form: Form, value: Tree) -> Tree:
