@@ -18,6 +18,7 @@ from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
 BACKEND = "inductor"  # of torch.compile
+OWN_NORMS_ON = ("cuda",)  # where this package's batch normalisation is faster than what the compiler makes
 MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they belong to
 MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
 
@@ -81,6 +82,8 @@ class Fused:
     def _compiled(self, args: tuple[Tree, ...], firsts: tuple[int, ...]) -> Callable[..., Tree]:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import
 
+        from cutlayer.kernels.replacing import with_own_norms
+
         if torch.is_grad_enabled() and _has_backward_of_its_own(self._fn, args):
             return self._plain("it has a backward pass of its own, which a trace would lose")
         shape: list[Tree] = []
@@ -98,7 +101,7 @@ class Fused:
             return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn
-        compiled = _in_fewer_kernels(traced)
+        compiled = _in_fewer_kernels(with_own_norms(traced) if _device(args) in OWN_NORMS_ON else traced)
 
         def run(*own: Tree) -> Tree:
             outputs = iter(compiled(*_distinct(own, firsts)))

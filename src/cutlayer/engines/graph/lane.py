@@ -70,6 +70,8 @@ class Bank:
     def __init__(self, form: Form, lanes: int, device: torch.device) -> None:
         sizes = form.layout.sizes
         self.memory = {d: torch.zeros(lanes, size, dtype=d, device=device) for d, size in sizes.items()}
+        if device.type == "cuda":  # the zeros are one lane's work, and the others do not wait for it
+            torch.cuda.current_stream(device).synchronize()
 
     def row(self, lane: int) -> Memory:
         return {dtype: rows[lane] for dtype, rows in self.memory.items()}

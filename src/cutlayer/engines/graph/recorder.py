@@ -1,5 +1,6 @@
 """How a chain is recorded: as a CUDA graph, or, where there is no GPU, as the chain itself."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
@@ -11,6 +12,9 @@ from cutlayer.fusing import fusing
 Body = Callable[[], None]
 Trial = Callable[[], object]
 STREAMS = 10  # chains that run at a time; beyond that a GPU gains nothing
+
+# CUDA looks here when it starts. Streams beyond its usual 8 queues would wait for each other.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 class Recorder(Protocol):

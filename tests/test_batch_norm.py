@@ -1,0 +1,257 @@
+"""Specifies batch normalisation with a sum and a ReLU as one operation, and the functions that are given it."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import agree, images, resnet
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cutlayer import fusing
+from cutlayer.fusing import Fused
+from cutlayer.kernels import batch_norm as kernels
+from cutlayer.kernels import replacing
+from cutlayer.kernels.batch_norm import batch_norm
+from cutlayer.kernels.replacing import with_own_norms
+from cutlayer.models.resnet import resnet18
+
+KINDS = tuple(product((False, True), (False, True)))
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+OWN = torch.ops.cutlayer.batch_norm.default
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusing, "OWN_NORMS_ON", ("cpu",))
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def pictures(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return drawn(*shape, dtype=dtype, seed=seed).contiguous(memory_format=torch.channels_last)
+
+
+def by_torch(x: Tensor, residual: Tensor | None, *values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    weight, bias, mean, var, momentum, eps, relu = values
+    mean, var = mean.clone(), var.clone()
+    y = F.batch_norm(x, mean, var, weight, bias, True, momentum, eps)
+    y = y if residual is None else y + residual
+    return y.relu() if relu else y, mean, var
+
+
+def by_own(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    y, _, _, mean, var = batch_norm(*given)
+    return y, mean, var
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("adds", "relu"), KINDS)
+@pytest.mark.parametrize("shape", ((4, 6, 3, 5), (3, 1, 2, 2), (5, 7, 1, 1)))
+def test_it_is_torchs_normalisation_with_all_its_gradients(
+    shape: tuple[int, ...], adds: bool, relu: bool, dtype: torch.dtype
+) -> None:
+    def results(fn: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        x = (5 + 3 * pictures(*shape, dtype=dtype)).requires_grad_()
+        residual = pictures(*shape, dtype=dtype, seed=1).requires_grad_() if adds else None
+        weight, bias, mean = (drawn(shape[1], dtype=dtype, seed=k) for k in (2, 3, 4))
+        leaves = [a for a in (x, residual, weight.requires_grad_(), bias.requires_grad_()) if a is not None]
+        y, *running = fn(x, residual, weight, bias, mean, mean.square() + 1, 0.3, 1e-3, relu)
+        assert not any(a.requires_grad for a in running)
+        return [y.detach(), *running, *torch.autograd.grad(y, leaves, pictures(*shape, dtype=dtype, seed=5))]
+
+    agree(results(by_own), results(by_torch), TOLERANCE[dtype])
+
+
+def test_it_is_registered_as_torch_asks() -> None:
+    x, residual = (pictures(2, 3, 4, 4, seed=k).requires_grad_() for k in (0, 1))
+    weight, bias = (drawn(3, seed=k).requires_grad_() for k in (2, 3))
+    for adds, relu in KINDS:
+        given = x, residual if adds else None, weight, bias, torch.zeros(3).double(), torch.ones(3).double()
+        torch.library.opcheck(batch_norm, (*given, 0.1, 1e-5, relu))
+
+
+def test_what_is_no_number_stays_so_through_the_relu() -> None:
+    x = pictures(2, 1, 2, 2).fill_(torch.nan)
+    ones = torch.ones(1, dtype=torch.float64)
+    assert batch_norm(x, None, ones, ones, ones, ones, 0.1, 1e-5, True)[0].isnan().all()
+
+
+# -- functions that are given it ---------------------------------------------------------------------------------------
+
+
+def traced(fn: Callable[..., Any], *given: Tensor) -> GraphModule:
+    return with_own_norms(make_fx(fn, pre_dispatch=True)(*given))
+
+
+def norms(module: GraphModule) -> tuple[list[tuple[bool, bool]], int]:
+    """For each of our own whether it adds and whether it ends in a ReLU; and how many of torch's are left."""
+    own = [(node.args[1] is not None, node.args[-1]) for node in module.graph.nodes if node.target is OWN]
+    return own, sum(node.target is replacing.NORM for node in module.graph.nodes)
+
+
+def called(net: nn.Module) -> tuple[Callable[..., Any], list[Tensor]]:
+    """The network as a function of its input and its values, which gives its output and its new buffers."""
+    values = {k: v.detach() for k, v in (*net.named_parameters(), *net.named_buffers())}
+    buffers = [k for k, _ in net.named_buffers()]
+
+    def run(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        own = dict(zip(values, given, strict=True))
+        own |= {k: own[k].clone() for k in buffers}
+        out = torch.func.functional_call(net, own, (x,))
+        return out, *(own[k] for k in buffers)
+
+    return run, list(values.values())
+
+
+def compared(net: nn.Module, x: Tensor, tolerance: float) -> GraphModule:
+    """Asserts that the function does the same with our operation, and gives it."""
+    run, values = called(net.to(memory_format=torch.channels_last))
+    module = traced(run, x, *values)
+    module.graph.lint()
+    found = []
+    for fn in (module, run):
+        leaves = [v.clone().requires_grad_(v.is_floating_point()) for v in values]
+        params = leaves[: len(list(net.parameters()))]
+        given = [*params, *(v.detach() for v in leaves[len(params) :])]
+        out, *buffers = fn(x, *given)
+        assert not any(a.requires_grad for a in buffers)
+        found.append([out.detach(), buffers, torch.autograd.grad(out.square().sum(), params)])
+    agree(*found, tolerance)
+    return module
+
+
+def test_every_normalisation_of_a_residual_network_is_replaced() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = resnet18(width=4).double()
+    own, left = norms(compared(net, pictures(4, 3, 16, 16), 1e-10))
+    assert left == 0 and len(own) == 20
+    assert (own.count((True, True)), own.count((False, True)), own.count((False, False))) == (8, 9, 3)
+
+
+class Twice(nn.Module):
+    """Two users of one normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y.relu() + y
+
+
+class InPlace(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        y += x
+        return F.relu(y, inplace=True)
+
+
+class Shared(Twice):
+    """One layer that is used twice: its running values take the two batches one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.norm(x)
+        return (first + self.norm(2 * x + 1)).relu()
+
+
+class ReadBetween(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        seen = self.norm.running_mean.sum()
+        return y.relu() + seen
+
+
+class ChangedBetween(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = 2.0 * x
+        total = self.norm(x) + shortcut
+        shortcut[:, :1].zero_()
+        return total.relu() + shortcut
+
+
+class OwnSum(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return torch.add(y, x, alpha=2).relu() + (x + self.norm(x)[:1]).relu()
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    (
+        (Twice(), [(False, False)]),
+        (InPlace(), [(True, True)]),
+        (Shared(), [(False, False), (True, True)]),
+        (ReadBetween(), [(False, False)]),
+        (ChangedBetween(), [(False, False)]),
+        (OwnSum(), [(False, False), (False, False)]),
+    ),
+    ids=lambda value: type(value).__name__,
+)
+def test_only_what_nobody_else_sees_is_drawn_in(net: Twice, expected: list[tuple[bool, bool]]) -> None:
+    net.double().norm.weight.data.uniform_(0.5, 1.5)
+    assert norms(compared(net, pictures(4, 3, 5, 5), 1e-10)) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    (
+        nn.BatchNorm2d(3).eval(),
+        nn.BatchNorm2d(3, affine=False),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.BatchNorm2d(3).bfloat16(),
+    ),
+    ids=("eval", "no weights", "no running values", "low precision"),
+)
+def test_other_normalisations_are_left_as_they_are(norm: nn.Module) -> None:
+    dtype = next((p.dtype for p in norm.parameters()), torch.float32)
+    run, values = called(nn.Sequential(norm, nn.ReLU()))
+    assert norms(traced(run, pictures(4, 3, 5, 5, dtype=dtype), *values)) == ([], 1)
+
+
+def test_images_that_do_not_lie_channels_last_are_left_alone() -> None:
+    run, values = called(nn.BatchNorm2d(3).double())
+    assert norms(traced(run, drawn(4, 3, 5, 5), *values)) == ([], 1)
+    assert norms(traced(run, pictures(4, 3, 5, 5), *values)) == ([(False, False)], 0)
+
+
+def test_running_values_of_the_caller_are_written_to() -> None:
+    def run(x: Tensor, weight: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, var, weight, weight, True, 0.1, 1e-5).relu()
+
+    x, weight = pictures(4, 3, 5, 5), drawn(3)
+    running = [[torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2)]
+    module = traced(run, x, weight, *(a.clone() for a in running[0]))
+    assert norms(module) == ([(False, True)], 0)
+    agree(module(x, weight, *running[0]), run(x, weight, *running[1]), 1e-12)
+    agree(*running, 1e-12)
+    assert running[0][0].abs().sum() > 0
+
+
+@pytest.fixture
+def autocast() -> Iterator[None]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+@pytest.mark.usefixtures("autocast")
+def test_under_autocast_statistics_stay_in_single_precision(eager: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.dtype] = []
+    plain = kernels.plain_forward
+    monkeypatch.setattr(kernels, "plain_forward", lambda x, *rest: (taken.append(x.dtype), plain(x, *rest))[1])
+    net = resnet(dtype=torch.float32).to(memory_format=torch.channels_last)
+    x = images(6, torch.float32).x.contiguous(memory_format=torch.channels_last)
+    run, values = called(net)
+    found = [fn(x, *values) for fn in (Fused(run), run)]
+    assert len(eager) == 1 and taken == [torch.bfloat16] * 9
+    for mine, torchs in zip(*found, strict=True):
+        assert mine.dtype == torchs.dtype
+        agree(mine, torchs, 0.03)
