@@ -74,10 +74,10 @@ def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
     return Partition(tuple(np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)))
 
 
-def images(num: int = sum(SIZES), dtype: torch.dtype = torch.float64) -> Arrays:
-    """Random 8x8 images of 10 classes."""
+def images(num: int = sum(SIZES), dtype: torch.dtype = torch.float64, side: int = 8) -> Arrays:
+    """Random square images of 10 classes."""
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(num, 1, 8, 8, generator=random, dtype=torch.float64).to(dtype)
+    x = torch.randn(num, 1, side, side, generator=random, dtype=torch.float64).to(dtype)
     return Arrays(x=x, y=torch.randint(0, 10, (num,), generator=random), num_classes=10)
 
 

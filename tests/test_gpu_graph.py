@@ -21,26 +21,50 @@ pytestmark = pytest.mark.gpu
 
 RAGGED = Batching(size=4, epochs=10)  # 50, 10, 30, 20 and 40 steps
 SIZES = (20, 6, 13, 9, 17)
-SINGLE, DOUBLE, HALF = 1e-4, 1e-9, 0.05  # how far from the loop engine, relative to the length of all parameters
-# A slope is a small difference over a small step: in single precision rounding is divided by the step again and again.
-ZEROTH = {"zo_sfl": 1e-2, "mu_splitfed": 1e-2, "hosfl": 1e-3, "hosfl ahead": 1e-3}
+SHORT_ROUNDS = 10  # of the methods that have a few steps in a round, and can have no more
+SIDE = 16  # of the images
+SINGLE, DOUBLE, HALF = 1e-4, 1e-9, 5e-3  # how far from the loop engine, relative to the length of all parameters
+BOUNDS = {torch.float64: DOUBLE, torch.float32: SINGLE}
 
 
 @pytest.fixture(autouse=True)
-def cuda() -> None:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # thousands of empty lines
 
 
-def made(case: str, dtype: torch.dtype, engine: str, batching: Batching | None = None, **options: Any) -> Simulation:
+def smooth(dtype: torch.dtype) -> nn.Module:
+    """The tiny residual network with softplus for ReLU.
+
+    The engines round differently, and training must not make more of it. A ReLU near zero does, as its slope jumps;
+    so does a normalisation of a few values, which is nearly their sign: hence SIDE, which leaves 16 to each image.
+    """
+    net = resnet(dtype=dtype)
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.Softplus())
+    return net
+
+
+def made(
+    case: str,
+    dtype: torch.dtype,
+    engine: str,
+    batching: Batching | None = None,
+    net: nn.Module | None = None,
+    device: str = "cuda",
+    **options: Any,
+) -> Simulation:
     name, given, own = CASES[case]
-    model = Split(fit_for(name, resnet(dtype=dtype)).cuda(), 1)
+    model = Split(fit_for(name, net or smooth(dtype)).to(device), 1)
     opt = optim.sgd(0.01, momentum=0.9)
     method = methods.build(name, model, opt, opt, **given)
     counts = getattr(method, "counts_steps", False) or own.steps is not None
     return Simulation(
         method,
-        images(sum(SIZES), dtype).to("cuda"),
+        images(sum(SIZES), dtype, SIDE).to(device),
         clients_of(SIZES),
         batching=batching or (own if counts else RAGGED),
         engine=engine,
@@ -49,9 +73,9 @@ def made(case: str, dtype: torch.dtype, engine: str, batching: Batching | None =
     )
 
 
-def after(sim: Simulation, rounds: int = 2) -> State:
+def after(sim: Simulation, rounds: int | None = None) -> State:
     state = sim.start()
-    for _ in range(rounds):
+    for _ in range(rounds or (2 if sim.batching == RAGGED else SHORT_ROUNDS)):
         state = sim.round(state)
     return state
 
@@ -66,12 +90,11 @@ def apart(a: State, b: State) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
-    found = {}
-    for dtype, bound in ((torch.float64, DOUBLE), (torch.float32, ZEROTH.get(case, SINGLE))):
-        states = [after(made(case, dtype, engine)) for engine in ("loop", "graph")]
-        found[dtype] = apart(states[1], states[0])
-        print(f"{case}: {dtype} {found[dtype]:.1e}")
-        assert found[dtype] <= bound
+    for dtype, bound in BOUNDS.items():
+        loop, graph = (after(made(case, dtype, engine)) for engine in ("loop", "graph"))
+        found = apart(graph, loop)
+        print(f"{case}: {dtype} {found:.1e}")
+        assert found <= bound
 
 
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v2", "mergesfl"))
