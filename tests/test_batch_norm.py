@@ -83,6 +83,21 @@ def test_what_is_no_number_stays_so_through_the_relu() -> None:
     assert batch_norm(x, None, ones, ones, ones, ones, 0.1, 1e-5, True)[0].isnan().all()
 
 
+@pytest.mark.parametrize("adds", (False, True))
+def test_and_gradients_pass_where_it_is_no_number_as_torchs_do(adds: bool) -> None:
+    def results(fn: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        x, bias = pictures(2, 2, 3, 3), drawn(2, seed=1).requires_grad_()
+        x[0, 0, 0, 0] = torch.nan  # and so is all of the first channel
+        shortcut = pictures(2, 2, 3, 3, seed=2).requires_grad_() if adds else None
+        ones = torch.ones(2, dtype=torch.float64)
+        y, *_ = fn(x, shortcut, ones, bias, ones, ones, 0.1, 1e-5, True)
+        leaves = [a for a in (bias, shortcut) if a is not None]
+        return list(torch.autograd.grad(y, leaves, pictures(2, 2, 3, 3, seed=3)))
+
+    assert results(by_torch)[0][0] == pytest.approx(pictures(2, 2, 3, 3, seed=3)[:, 0].sum())
+    agree(results(by_own), results(by_torch), 1e-12)
+
+
 # -- functions that are given it ---------------------------------------------------------------------------------------
 
 
@@ -131,9 +146,11 @@ def test_every_normalisation_of_a_residual_network_is_replaced() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = resnet18(width=4).double()
-    own, left = norms(compared(net, pictures(4, 3, 16, 16), 1e-10))
+    module = compared(net, pictures(4, 3, 16, 16), 1e-10)
+    own, left = norms(module)
     assert left == 0 and len(own) == 20
     assert (own.count((True, True)), own.count((False, True)), own.count((False, False))) == (8, 9, 3)
+    assert not any(node.target is torch.ops.aten.copy_.default for node in module.graph.nodes)  # of running values
 
 
 class Twice(nn.Module):
@@ -146,6 +163,12 @@ class Twice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         return y.relu() + y
+
+
+class TwiceAfterSum(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return (y + x).relu() * y
 
 
 class InPlace(Twice):
@@ -181,18 +204,39 @@ class ChangedBetween(Twice):
 class OwnSum(Twice):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        return torch.add(y, x, alpha=2).relu() + (x + self.norm(x)[:1]).relu()
+        return torch.add(y, x, alpha=2).relu() + (x + self.norm(x)[:1]).relu() + (self.norm(x) + 1).relu()
+
+
+class ViewedBefore(Twice):
+    """A view from before the normalisation shows what that wrote."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.norm.running_mean[:1]
+        return self.norm(x).relu() + seen
+
+
+class IntoShortcut(Twice):
+    """A view of the shortcut shows the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = 2.0 * x
+        seen = shortcut[:1]
+        shortcut += self.norm(x)
+        return shortcut.relu() + seen
 
 
 @pytest.mark.parametrize(
     ("net", "expected"),
     (
         (Twice(), [(False, False)]),
+        (TwiceAfterSum(), [(False, False)]),
         (InPlace(), [(True, True)]),
         (Shared(), [(False, False), (True, True)]),
         (ReadBetween(), [(False, False)]),
-        (ChangedBetween(), [(False, False)]),
-        (OwnSum(), [(False, False), (False, False)]),
+        (ChangedBetween(), [(True, False)]),
+        (OwnSum(), [(False, False)] * 3),
+        (ViewedBefore(), [(False, True)]),
+        (IntoShortcut(), [(False, False)]),
     ),
     ids=lambda value: type(value).__name__,
 )
@@ -223,9 +267,53 @@ def test_images_that_do_not_lie_channels_last_are_left_alone() -> None:
     assert norms(traced(run, pictures(4, 3, 5, 5), *values)) == ([(False, False)], 0)
 
 
+def normed(x: Tensor, weight: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return torch.batch_norm(x, weight, weight, mean, var, True, 0.1, 1e-5, True)
+
+
+def ones_of(x: Tensor) -> tuple[Tensor, ...]:
+    """The weight and the running values of a normalisation."""
+    return tuple(x.new_ones(x.shape[1]) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "shortcut",
+    (
+        pictures(4, 3, 5, 5, seed=1),
+        pictures(4, 3, 1, 1, dtype=torch.float32, seed=1),
+        drawn(4, 3, 5, 5, dtype=torch.float32, seed=1),
+    ),
+    ids=("type", "shape", "order"),
+)
+def test_a_shortcut_of_another_form_is_added_apart(shortcut: Tensor) -> None:
+    def run(x: Tensor, shortcut: Tensor, *values: Tensor) -> Tensor:
+        return (normed(x, *values) + shortcut).relu()
+
+    x = pictures(4, 3, 5, 5, dtype=torch.float32)
+    module = traced(run, x, shortcut, *ones_of(x))
+    assert norms(module) == ([(False, False)], 0)
+    agree(module(x, shortcut, *ones_of(x)), run(x, shortcut, *ones_of(x)), TOLERANCE[torch.float32])
+
+
+def test_one_value_of_a_channel_has_no_variance_and_is_torchs_affair() -> None:
+    x, two = pictures(1, 3, 1, 1), pictures(2, 3, 1, 1)
+    module, values = traced(normed, x, *ones_of(x)), ones_of(x)
+    assert norms(module) == ([], 1) and norms(traced(normed, two, *ones_of(two))) == ([(False, False)], 0)
+    agree(module(x, *values), normed(x, *ones_of(x)))
+    assert values[-1].isnan().all()
+
+
+def test_weights_that_do_not_lie_side_by_side_are_left_alone() -> None:
+    def run(x: Tensor, weight: Tensor, *running: Tensor) -> Tensor:
+        return normed(x, weight[::2], *running)
+
+    x, (_, *running) = pictures(4, 3, 5, 5), ones_of(pictures(4, 3, 5, 5))
+    assert norms(traced(run, x, drawn(6), *running)) == ([], 1)
+
+
 def test_running_values_of_the_caller_are_written_to() -> None:
-    def run(x: Tensor, weight: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return F.batch_norm(x, mean, var, weight, weight, True, 0.1, 1e-5).relu()
+    def run(*given: Tensor) -> Tensor:
+        return normed(*given).relu()
 
     x, weight = pictures(4, 3, 5, 5), drawn(3)
     running = [[torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2)]
@@ -255,3 +343,32 @@ def test_under_autocast_statistics_stay_in_single_precision(eager: list[int], mo
     for mine, torchs in zip(*found, strict=True):
         assert mine.dtype == torchs.dtype
         agree(mine, torchs, 0.03)
+
+
+@pytest.mark.parametrize("adds", (False, True))
+def test_a_normalisation_without_gradients_does_not_join_what_has_them(eager: list[int], adds: bool) -> None:
+    def run(x: Tensor, shortcut: Tensor, *values: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = normed(x, *values)
+        return (y + shortcut if adds else y).relu() * shortcut
+
+    found = []
+    for fn in (Fused(run), run):
+        x, shortcut = (pictures(4, 3, 5, 5, seed=k).requires_grad_() for k in (0, 1))
+        weight, *running = ones_of(x)
+        leaves = x, shortcut, weight.requires_grad_()
+        y = fn(x, shortcut, weight, *running)
+        gradients = torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)
+        found.append((y.detach(), gradients[1], [g is None for g in gradients]))
+    assert len(eager) == 1 and found[1][-1] == [True, False, True]
+    agree(*found, 1e-12)
+
+
+def test_nor_does_one_under_autocast_join_what_is_not() -> None:
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = normed(x, *values)
+        return y.relu()
+
+    x = pictures(4, 3, 5, 5, dtype=torch.float32)
+    assert norms(traced(run, x, *ones_of(x))) == ([(False, False)], 0)

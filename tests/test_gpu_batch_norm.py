@@ -70,6 +70,16 @@ def test_the_kernels_compute_the_formulas_and_the_same_bits_each_time(
             assert off <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("odd", (torch.nan, torch.inf))
+@pytest.mark.parametrize("shape", (OF_A_NETWORK[0], OF_A_NETWORK[-1]))
+def test_a_channel_with_no_number_is_told_of_by_all_its_values(shape: tuple[int, ...], odd: float) -> None:
+    *values, _ = given(shape, torch.float32, adds=False)
+    values[0][0, 0, 0, 0] = odd
+    own, plain = (forward(*values, 0.1, 1e-5, True) for forward in (batch_norm, plain_forward))
+    assert plain[0][:, 0].isnan().all() and plain[-1][0].isnan()
+    assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(own, plain, strict=True))
+
+
 def test_values_far_from_zero_keep_their_digits() -> None:
     x = torch.randn(32, 64, 16, 16, dtype=torch.float64, device="cuda").contiguous(memory_format=torch.channels_last)
     x, ones = (x + 1000).float(), torch.ones(64, device="cuda")

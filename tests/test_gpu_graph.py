@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cutlayer import methods, optim
 from cutlayer.batches import Batching
+from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.methods.base import global_model
 from cutlayer.simulation import Simulation
@@ -103,13 +104,21 @@ def test_clients_beyond_the_slots_take_turns(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v1", "sfl_v2"))
-def test_bfloat16_stays_near_single_precision(case: str) -> None:
+def test_bfloat16_stays_near_single_precision(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlayer.kernels import batch_norm_triton
+
+    forward, normalised = batch_norm_triton.forward, []
+    monkeypatch.setattr(
+        batch_norm_triton, "forward", lambda x, *rest: (normalised.append(x.dtype), forward(x, *rest))[1]
+    )
+    monkeypatch.setattr(lane, "FUSE_AFTER", 10)  # of 45 steps, so most are compiled
     few = Batching(size=4)
     exact = after(made(case, torch.float32, "loop", few), 3)
     for engine in ("loop", "graph"):
         found = apart(after(made(case, torch.float32, engine, few, precision="bf16"), 3), exact)
         print(f"{case}: {engine} bf16 {found:.1e}")
         assert 0 < found <= HALF
+    assert set(normalised) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("precision", ("fp32", "tf32", "bf16"))

@@ -12,13 +12,13 @@ from conftest import OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
 from torch import Tensor, nn
 
-from cutlayer import methods
+from cutlayer import fusing, methods
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again, Body, Trial
 from cutlayer.engines.loop import Loop
-from cutlayer.fusing import fusing
+from cutlayer.kernels import batch_norm as kernels
 from cutlayer.split import Split
 
 CPU = torch.device("cpu")
@@ -78,10 +78,10 @@ class Compiling(Again):
 
     def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         def run() -> None:
-            with fusing() if fuse else nullcontext():
+            with fusing.fusing() if fuse else nullcontext():
                 body()
 
-        with fusing() if fuse else nullcontext():
+        with fusing.fusing() if fuse else nullcontext():
             trial()
         return run
 
@@ -91,10 +91,15 @@ class Compiling(Again):
 def test_compiled_chains_give_the_loop_engines_numbers(
     case: str, eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    normalised: list[torch.Size] = []
+    plain = kernels.plain_forward
+    monkeypatch.setattr(kernels, "plain_forward", lambda x, *rest: (normalised.append(x.shape), plain(x, *rest))[1])
+    monkeypatch.setattr(fusing, "OWN_NORMS_ON", ("cpu",))
     monkeypatch.setattr(lane, "FUSE_AFTER", 2)
     found = outcome(case, "momentum", "two-part", torch.float64, recorder=Compiling(CPU))
     assert "slower" not in caplog.text
     assert eager or CASES[case][0] in (*OWN_LENGTH, "zo_sfl")  # whose chains may not come often enough here
+    assert normalised or case not in ("fedavg", "smofi")  # by the package's own operation
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
 
 

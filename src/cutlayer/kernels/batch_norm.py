@@ -37,7 +37,8 @@ def batch_norm(
     """Normalise over a batch of images; the running values are not written but given back anew."""
     if residual is not None:
         residual = residual.contiguous(memory_format=LAST)
-    given = x.contiguous(memory_format=LAST), residual, weight, bias, running_mean, running_var
+    running = running_mean.contiguous(), running_var.contiguous()
+    given = x.contiguous(memory_format=LAST), residual, weight.contiguous(), bias.contiguous(), *running
     if _has_kernels(x):
         from cutlayer.kernels import batch_norm_triton
 
@@ -56,7 +57,8 @@ def batch_norm_backward(
     """
     if y is not None:
         y = y.contiguous(memory_format=LAST)
-    given = dy.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST), y, weight, bias, mean, rstd
+    images = dy.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
+    given = *images, y, weight.contiguous(), bias.contiguous(), mean, rstd
     if _has_kernels(x):
         from cutlayer.kernels import batch_norm_triton
 

@@ -34,20 +34,23 @@ def _inside(rows, stop, columns, C: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _moments(x, columns, start, stop, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, T: tl.constexpr):
-    """Mean and sum of squared deviations of each channel over some rows, from sums of distances to the first row."""
-    origin = tl.load(x + start * C + columns, mask=columns < C, other=0.0).to(T)
-    total = tl.zeros((BR, BC), dtype=T)
+    """Mean and sum of squared deviations of each channel over some rows: first along each place of the tile."""
+    lane = tl.arange(0, BR)
+    mean = tl.zeros((BR, BC), dtype=T)
     squares = tl.zeros((BR, BC), dtype=T)
+    seen = tl.zeros((BR, 1), dtype=T)
     for first in range(start, stop, BR):
-        rows = first + tl.arange(0, BR)
+        rows = first + lane
         inside = _inside(rows, stop, columns, C, BC)
         values = tl.load(x + rows[:, None] * C + columns[None, :], mask=inside, other=0.0).to(T)
-        off = tl.where(inside, values - origin[None, :], 0.0)
-        total += off
-        squares += off * off
-    count = (stop - start).to(T)
-    off = tl.sum(total, axis=0) / count
-    return origin + off, tl.maximum(tl.sum(squares, axis=0) - count * off * off, 0.0)
+        there = (rows < stop)[:, None]
+        seen += there.to(T)
+        off = tl.where(there, values - mean, 0.0)
+        mean += off * (1.0 / tl.maximum(seen, 1.0))
+        squares += off * tl.where(there, values - mean, 0.0)
+    joint = tl.sum(seen * mean, axis=0) / (stop - start).to(T)
+    apart = mean - joint[None, :]
+    return joint, tl.sum(squares + seen * apart * apart, axis=0)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """Where a traced function normalises batches of images, with a sum and a ReLU after it, one operation does it all."""
 
-from collections.abc import Iterator
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ RELUS = (_aten.relu.default, _aten.relu_.default)
 SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 
 
-class Chain(NamedTuple):
-    """A normalisation and what follows it."""
+class Sequel(NamedTuple):
+    """A normalisation with what follows it at once."""
 
     links: tuple[Node, ...]  # the norm, perhaps a sum, perhaps a ReLU
     residual: Node | None
@@ -29,7 +28,7 @@ def with_own_norms(traced: GraphModule) -> GraphModule:
     graph = traced.graph
     for node in list(graph.nodes):
         if node.target is NORM and _fits(node):
-            _replace(graph, _chain(node))
+            _replace(graph, _sequel(node))
     traced.recompile()
     return traced
 
@@ -59,19 +58,18 @@ def _value(node: Any) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
-def _chain(norm: Node) -> Chain:
+def _sequel(norm: Node) -> Sequel:
+    """With nothing in between, nothing can tell that the norm is computed with what follows it."""
     links, residual = [norm], None
-    user = _only_user(norm)
-    if user is not None and user.target in SUMS and (other := _added(norm, user)) is not None:
-        links, residual = [norm, user], other
-        user = _only_user(user)
-    relu = user is not None and user.target in RELUS
-    chain = Chain((*links, user) if user is not None and relu else tuple(links), residual, relu)
-    return chain if _can_wait(chain) else Chain((norm,), None, False)
+    if norm.next.target in SUMS and _is_all_for(norm, norm.next) and (other := _added(norm, norm.next)) is not None:
+        links, residual = [norm, norm.next], other
+    last = links[-1]
+    relu = last.next.target in RELUS and _is_all_for(last, last.next)
+    return Sequel((*links, last.next) if relu else tuple(links), residual, relu)
 
 
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def _is_all_for(node: Node, user: Node) -> bool:
+    return list(node.users) == [user]
 
 
 def _added(norm: Node, total: Node) -> Node | None:
@@ -86,60 +84,16 @@ def _added(norm: Node, total: Node) -> Node | None:
     return other if same and _lies_channels_last(value) else None
 
 
-def _can_wait(chain: Chain) -> bool:
-    """Whether nothing between a norm and the end of its chain needs its running values or changes what is read."""
-    norm, last = chain.links[0], chain.links[-1]
-    running = {_memory(a) for a in norm.args[3:5]}
-    read = {_memory(a) for a in (*norm.args[:3], chain.residual)}
-    return not any(
-        running & {_memory(a) for a in node.all_input_nodes} or read & set(_written(node))
-        for node in _between(norm, last)
-        if node not in chain.links
-    )
-
-
-def _between(first: Node, last: Node) -> Iterator[Node]:
-    node = first
-    while node is not last:
-        yield node
-        node = node.next
-
-
-def _written(node: Node) -> Iterator[Any]:
-    """The memory that a node writes to."""
-    if node.target is NORM:
-        yield from map(_memory, node.args[3:5])
-    elif isinstance(node.target, torch._ops.OpOverload):
-        for place, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-                yield from map(_memory, given if isinstance(given, list | tuple) else [given])
-
-
-def _memory(node: Any) -> Any:
-    """The node that made the memory that this one is a view of."""
-    while isinstance(node, Node) and (node.target is getitem or _is_view(node.target)):
-        node = node.args[0]
-    return node
-
-
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    ends = *target._schema.returns[:1], *target._schema.arguments[:1]
-    return len(ends) == 2 and all(end.alias_info is not None for end in ends)
-
-
-def _replace(graph: Graph, chain: Chain) -> None:
-    x, weight, bias, mean, var, _, momentum, eps, _ = chain.links[0].args
-    given = x, chain.residual, weight, bias, mean, var, momentum, eps, chain.relu
-    with graph.inserting_after(chain.links[-1]):
+def _replace(graph: Graph, sequel: Sequel) -> None:
+    x, weight, bias, mean, var, _, momentum, eps, _ = sequel.links[0].args
+    given = x, sequel.residual, weight, bias, mean, var, momentum, eps, sequel.relu
+    with graph.inserting_after(sequel.links[-1]):
         made = graph.call_function(torch.ops.cutlayer.batch_norm.default, given)
     with graph.inserting_before(made.next):
         y, new_mean, new_var = (graph.call_function(getitem, (made, k)) for k in (0, 3, 4))
-        y.meta = dict(chain.links[-1].meta)
-        chain.links[-1].replace_all_uses_with(y)
-        for node in reversed(chain.links):
+        y.meta = dict(sequel.links[-1].meta)
+        sequel.links[-1].replace_all_uses_with(y)
+        for node in reversed(sequel.links):
             graph.erase_node(node)
         for old, new in ((mean, new_mean), (var, new_var)):
             assert isinstance(old, Node)
