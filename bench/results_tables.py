@@ -52,7 +52,7 @@ def _accuracies(panel: Panel) -> Iterator[Column]:
     yield Column("paper's best %", lambda g: _printed(panel, g))
     yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
     yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
-    yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}")
+    yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}" if g.seconds else NONE)
     yield Column("client steps a s", lambda g: brief(_pace(g)))
 
 
