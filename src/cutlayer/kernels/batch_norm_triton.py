@@ -120,6 +120,15 @@ def _normalise_kernel(
 
 
 @triton.jit
+def _per_channel(mean, rstd, weight, bias, columns, known):
+    """Mean and 1 / deviation of these channels, and by what the layer multiplies and what it adds."""
+    own_rstd = tl.load(rstd + columns, mask=known, other=0.0)
+    scale = own_rstd * tl.load(weight + columns, mask=known, other=0.0)
+    shift = tl.load(bias + columns, mask=known, other=0.0)
+    return tl.load(mean + columns, mask=known, other=0.0), own_rstd, scale, shift
+
+
+@triton.jit
 def _inner(dy, y, at, inside, centred, scale, shift, RELU: tl.constexpr, T: tl.constexpr):
     """The gradient before the ReLU, which stood still where y, or else what it was computed from, is not positive."""
     inner = tl.load(dy + at, mask=inside, other=0.0).to(T)
@@ -159,9 +168,7 @@ def _sums_kernel(
     piece = tl.program_id(0)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     known = columns < C
-    mean = tl.load(mean_in + columns, mask=known, other=0.0)
-    scale = tl.load(rstd_in + columns, mask=known, other=0.0) * tl.load(weight + columns, mask=known, other=0.0)
-    shift = tl.load(bias + columns, mask=known, other=0.0)
+    mean, _, scale, shift = _per_channel(mean_in, rstd_in, weight, bias, columns, known)
     start = piece * chunk
     stop = tl.minimum(start + chunk, M)
     plain, times = _sums(dy, x, y, dsum, columns, start, stop, mean, scale, shift, RELU, C, BC, BR, T)
@@ -177,10 +184,7 @@ def _gradient_kernel(
 ):  # fmt: skip
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     known = columns < C
-    mean = tl.load(mean_in + columns, mask=known, other=0.0)
-    rstd = tl.load(rstd_in + columns, mask=known, other=0.0)
-    scale = rstd * tl.load(weight + columns, mask=known, other=0.0)
-    shift = tl.load(bias + columns, mask=known, other=0.0)
+    mean, rstd, scale, shift = _per_channel(mean_in, rstd_in, weight, bias, columns, known)
     if plains is None:
         plain, times = _sums(dy, x, y, None, columns, 0, M, mean, scale, shift, RELU, C, BC, BR, T)
     else:

@@ -74,13 +74,13 @@ def _is_all_for(node: Node, user: Node) -> bool:
 
 def _added(norm: Node, total: Node) -> Node | None:
     """What is added to the norm, if it has the same form; in place only the norm itself may be changed."""
-    if total.kwargs or len(total.args) != 2 or (total.target is _aten.add_.Tensor and total.args[0] is not norm):
+    if total.kwargs or (total.target is _aten.add_.Tensor and total.args[0] is not norm):
         return None
     (other,) = [a for a in total.args if a is not norm] or [None]
     mine, value = _value(norm), _value(other)
     if value is None or not isinstance(other, Node):
         return None
-    same = (value.shape, value.dtype, value.device) == (mine.shape, mine.dtype, mine.device)
+    same = (value.shape, value.dtype) == (mine.shape, mine.dtype)
     return other if same and _lies_channels_last(value) else None
 
 

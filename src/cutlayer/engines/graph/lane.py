@@ -176,8 +176,10 @@ class Lane:
         recording = self._recording(queue, chain, reads, keeping)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
-            origin = {o.number: None if chain is None else (chain, o.number) for o in outs}
-            return {o.number: Value(o.form, made[o.number], None, origin[o.number]) for o in outs}
+            return {
+                o.number: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number))
+                for o in outs
+            }
         _fill(self._inputs(reads), reads, recording.puts, queue)
         recording.replay()
         homes = {kept.number: kept.home for kept in keeping}
