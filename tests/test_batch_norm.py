@@ -27,7 +27,7 @@ OWN = torch.ops.cutlayer.batch_norm.default
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusing, "OWN_NORMS_ON", ("cpu",))
+    monkeypatch.setattr(fusing, "REWRITTEN_ON", ("cpu",))
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:

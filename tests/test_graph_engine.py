@@ -94,7 +94,7 @@ def test_compiled_chains_give_the_loop_engines_numbers(
     normalised: list[torch.Size] = []
     plain = kernels.plain_forward
     monkeypatch.setattr(kernels, "plain_forward", lambda x, *rest: (normalised.append(x.shape), plain(x, *rest))[1])
-    monkeypatch.setattr(fusing, "OWN_NORMS_ON", ("cpu",))
+    monkeypatch.setattr(fusing, "REWRITTEN_ON", ("cpu",))
     monkeypatch.setattr(lane, "FUSE_AFTER", 2)
     found = outcome(case, "momentum", "two-part", torch.float64, recorder=Compiling(CPU))
     assert "slower" not in caplog.text

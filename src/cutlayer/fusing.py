@@ -18,7 +18,7 @@ from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
 BACKEND = "inductor"  # of torch.compile
-OWN_NORMS_ON = ("cuda",)  # where this package's batch normalisation is faster than what the compiler makes
+REWRITTEN_ON = ("cuda",)  # where the compiler is given a function that this package has rewritten, as that is faster
 MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they belong to
 MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
 
@@ -82,6 +82,7 @@ class Fused:
     def _compiled(self, args: tuple[Tree, ...], firsts: tuple[int, ...]) -> Callable[..., Tree]:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import
 
+        from cutlayer.kernels.picking import with_picked_pixels
         from cutlayer.kernels.replacing import with_own_norms
 
         if torch.is_grad_enabled() and _has_backward_of_its_own(self._fn, args):
@@ -101,7 +102,9 @@ class Fused:
             return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn
-        compiled = _in_fewer_kernels(with_own_norms(traced) if _device(args) in OWN_NORMS_ON else traced)
+        if _device(args) in REWRITTEN_ON:
+            traced = with_picked_pixels(with_own_norms(traced))
+        compiled = _in_fewer_kernels(traced)
 
         def run(*own: Tree) -> Tree:
             outputs = iter(compiled(*_distinct(own, firsts)))
