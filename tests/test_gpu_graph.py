@@ -33,6 +33,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # thousands of empty lines
+    monkeypatch.setattr(lane, "FUSE_AFTER", 200)  # so that the second round is compiled for the most part
 
 
 def smooth(dtype: torch.dtype) -> nn.Module:

@@ -157,3 +157,32 @@ def test_passes_side_by_side_are_recorded_when_others_are_compiled(
         found.append(Outcome(run(sim, 8), sim.ledger))
     assert eager and "slower" not in caplog.text and "unrecorded" not in caplog.text
     must_agree(found[1], found[0], 1e-9)
+
+
+class Noting(Again):
+    """Notes of each recording whether it is to be compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.compiled: list[bool] = []
+
+    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        self.compiled.append(fuse)
+        return super().record(lane, trial, body, apart=apart, fuse=fuse)
+
+
+@pytest.mark.parametrize("at_once", (False, True))
+def test_chains_are_compiled_when_they_have_come_often_unless_told_to_be_at_once(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "FUSE_AFTER", 4)
+    noting = Noting()
+    opt = OPTIMISERS["momentum"]
+    method = methods.build("sfl_v1", Split(resnet(), 1), opt, opt)
+    sim = simulation(method, images(), clients_of())
+    sim.engine = engine = Graph(noting, 5)
+    if at_once:
+        engine.compile_at_once()
+    run(sim)
+    assert noting.compiled[0] is at_once and noting.compiled[-1]
+    assert all(noting.compiled) is at_once

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from cutlayer.benching.cases import Problem
+from cutlayer.engines.graph.engine import Graph
 from cutlayer.errors import ConfigError
 from cutlayer.simulation import Simulation
 from cutlayer.training import Training
@@ -37,13 +38,15 @@ class Contender(Protocol):
 
 
 class OnEngine:
-    """An engine of cutlayer as a user would run it: a turn is a round; end to end, with evaluation."""
+    """An engine of cutlayer as in a long run: a turn is a round; end to end, with evaluation."""
 
     def __init__(self, problem: Problem, engine: str) -> None:
         self.engine = engine
         self.told: list[str] = []  # warnings
         with hearing(self.told):
             self.simulation = simulated(problem, engine)
+        if isinstance(self.simulation.engine, Graph):
+            self.simulation.engine.compile_at_once()
         whole = problem.case.end_to_end
         self.training = Training(simulation=self.simulation, test=problem.test) if whole else None
         self.state = self.simulation.start()

@@ -62,6 +62,10 @@ class Graph:
         self._book.keeps_all |= keep_all
         self._begin()
 
+    def compile_at_once(self) -> None:
+        """From now on compile chains when they are recorded first: what a long run comes to, without the wait."""
+        self._book.compiles_at_once = True
+
     def _begin(self) -> None:
         self._queues: dict[int, Queue] = {}
         self._waiting: dict[int, Queue] = {}

@@ -21,7 +21,9 @@ from cutlayer.state import Grads
 from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
-FUSE_AFTER = 200  # plays of a chain in all lanes: then it is worth the half minute that compiling it takes
+# Plays of a chain in all lanes before it is compiled. That takes up to a minute, which short runs never get back; a
+# chain that has come so often is one of a long run, and by then has lost a few seconds.
+FUSE_AFTER = 10_000
 
 
 class NotKept(CutlayerError):
@@ -100,6 +102,7 @@ class Book:
     flush: int = 0
     crowded: bool = False  # some clients share a lane
     keeps_all: bool = False  # whatever somebody holds, where what is read later is too hard to foresee
+    compiles_at_once: bool = False  # chains are not recorded as they are before
 
     def bank(self, number: Any, form: Form) -> Bank:
         """The bank of this number for values of a form."""
@@ -235,7 +238,7 @@ class Lane:
         if pulls and self.book.crowded:
             return None  # a pullback cannot move out when the lane's next client comes
         chain.played += 1
-        fuse = chain.played > FUSE_AFTER and chain.compiles
+        fuse = chain.compiles and (self.book.compiles_at_once or chain.played > FUSE_AFTER)
         key = chain, tuple(v.home for v in reads), keeping, fuse
         known = self._recordings.get(key)
         if known is not None:
