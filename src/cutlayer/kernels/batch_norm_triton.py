@@ -129,14 +129,26 @@ def _per_channel(mean, rstd, weight, bias, columns, known):
 
 
 @triton.jit
-def _inner(dy, y, at, inside, centred, scale, shift, RELU: tl.constexpr, T: tl.constexpr):
-    """The gradient before the ReLU, which stood still where y, or else what it was computed from, is not positive."""
+def _tile(
+    dy, x, y, dsum, columns, first, stop, mean, scale, shift, RELU: tl.constexpr,
+    C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Of some rows: where they lie, which there are, their deviations, and the gradient before the ReLU, perhaps kept.
+
+    The ReLU stood still where y, or else what it was computed from, is not positive.
+    """
+    rows = first + tl.arange(0, BR)
+    inside = _inside(rows, stop, columns, C, BC)
+    at = rows[:, None] * C + columns[None, :]
+    centred = tl.load(x + at, mask=inside, other=0.0).to(T) - mean[None, :]
     inner = tl.load(dy + at, mask=inside, other=0.0).to(T)
     if y is not None:
         inner = tl.where(tl.load(y + at, mask=inside, other=0.0).to(T) <= 0.0, 0.0, inner)
     elif RELU:
         inner = tl.where(centred * scale[None, :] + shift[None, :] <= 0.0, 0.0, inner)
-    return inner
+    if dsum is not None:
+        tl.store(dsum + at, inner.to(dsum.dtype.element_ty), mask=inside)
+    return at, inside, centred, inner
 
 
 @triton.jit
@@ -148,13 +160,7 @@ def _sums(
     plain = tl.zeros((BR, BC), dtype=T)
     times = tl.zeros((BR, BC), dtype=T)
     for first in range(start, stop, BR):
-        rows = first + tl.arange(0, BR)
-        inside = _inside(rows, stop, columns, C, BC)
-        at = rows[:, None] * C + columns[None, :]
-        centred = tl.load(x + at, mask=inside, other=0.0).to(T) - mean[None, :]
-        inner = _inner(dy, y, at, inside, centred, scale, shift, RELU, T)
-        if dsum is not None:
-            tl.store(dsum + at, inner.to(dsum.dtype.element_ty), mask=inside)
+        _, _, centred, inner = _tile(dy, x, y, dsum, columns, first, stop, mean, scale, shift, RELU, C, BC, BR, T)
         plain += inner
         times += inner * centred
     return tl.sum(plain, axis=0), tl.sum(times, axis=0)
@@ -201,13 +207,7 @@ def _gradient_kernel(
     start = tl.program_id(0) * chunk
     stop = tl.minimum(start + chunk, M)
     for first in range(start, stop, BR):
-        rows = first + tl.arange(0, BR)
-        inside = _inside(rows, stop, columns, C, BC)
-        at = rows[:, None] * C + columns[None, :]
-        centred = tl.load(x + at, mask=inside, other=0.0).to(T) - mean[None, :]
-        inner = _inner(dy, y, at, inside, centred, scale, shift, RELU, T)
-        if dsum is not None:
-            tl.store(dsum + at, inner.to(dsum.dtype.element_ty), mask=inside)
+        at, inside, centred, inner = _tile(dy, x, y, dsum, columns, first, stop, mean, scale, shift, RELU, C, BC, BR, T)
         values = scale[None, :] * (inner - lift[None, :] - centred * slope[None, :])
         tl.store(dx + at, values.to(dx.dtype.element_ty), mask=inside)
 
