@@ -5,10 +5,11 @@ kept and who takes turns is then just as on a GPU.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run, simulation
+from conftest import BATCH, OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run, simulation
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
 from torch import Tensor, nn
 
@@ -186,3 +187,22 @@ def test_chains_are_compiled_when_they_have_come_often_unless_told_to_be_at_once
     run(sim)
     assert noting.compiled[0] is at_once and noting.compiled[-1]
     assert all(noting.compiled) is at_once
+
+
+def test_a_part_that_goes_from_client_to_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    item = Tensor.item
+    monkeypatch.setattr(Tensor, "item", lambda self: (waits.append(1), item(self))[1])
+    found = []
+    for epochs in (2, 4):
+        opt = OPTIMISERS["momentum"]
+        method = methods.build("sfl_v2", Split(resnet(), 1), opt, opt, order="fixed")
+        sim = simulation(method, images(), clients_of(), batching=replace(BATCH, epochs=epochs))
+        sim.engine = Graph(Again(CPU), 5)
+        state = sim.start()
+        for _ in range(3):  # until all chains are known
+            state = sim.round(state)
+        waits.clear()
+        sim.round(state)
+        found.append(len(waits))
+    assert found[0] == found[1]  # of the whole round, not of its steps

@@ -14,7 +14,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.engines.base import Fn, Ids
 from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
-from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, copied, follow
+from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, Memory, Path, copied, follow
 from cutlayer.engines.graph.lane import Book, Lane, lowered
 from cutlayer.engines.graph.product import Member, is_summable, write_sum
 from cutlayer.engines.graph.queue import (
@@ -23,6 +23,7 @@ from cutlayer.engines.graph.queue import (
     Function,
     Literal,
     Loan,
+    Moved,
     Queue,
     Ref,
     Several,
@@ -73,6 +74,7 @@ class Graph:
         self._running: set[int] = set()  # lanes whose work the host has not joined
         self._held: list[Any] = []  # what running lanes still read
         self._common: dict[int, tuple[Tree, Shared]] = {}
+        self._moves: dict[tuple[int, Path], tuple[Ref, Moved]] = {}
         self._loaded = self._since_load = False
         for lane in self._lanes:
             lane.occupant = None
@@ -153,6 +155,8 @@ class Graph:
 
     def real(self, value: Tree) -> Tree:
         """The value with everything computed, in memory of its own."""
+        if isinstance(value, Moved):
+            return lowered(value.form, tree.owned(value.tree))
         if isinstance(value, Pending):
             return tree.owned(self._seen(value))
         if isinstance(value, dict):
@@ -220,15 +224,39 @@ class Graph:
     def _at_hand(self, value: Tree, same: bool, queue: Queue) -> Tree:
         """An argument as the chain of this queue can have it."""
         if isinstance(value, Ref):
-            return value if value.cell.queue is queue else self.real(value)
+            if value.cell.queue is queue:
+                return value
+            return self.real(value) if value.form.is_pullback else self._moved(value)
         if _own(value):
             return tuple(self._at_hand(v, same, queue) for v in value)
         if isinstance(value, Plain | Shared) or not same:
             return value
         return self._spread(value)
 
+    def _moved(self, ref: Ref) -> Moved:
+        """A value of another queue; once for all that asks for it before the next chains run."""
+        key = id(ref.cell), ref.path
+        if key not in self._moves:
+            self._flush()
+            self._join()
+            self._moves[key] = ref, Moved(ref.form, self._copied(ref))
+        return self._moves[key][1]
+
+    def _copied(self, ref: Ref) -> Memory:
+        """Rows of memory with the value: copies of the rows that it lies in, if it does."""
+        value = ref.cell.queue.values[ref.cell.slot]
+        seen = self._book.read(value)
+        lies = None if value.home is None else value.form.stretches(ref.form, ref.path)
+        if lies is not None and not self._book.crowded:
+            lane = self._assigned[ref.cell.queue.client]
+            rows = self._book.bank(value.home, value.form).row(lane)
+            return {s.dtype: rows[s.dtype][s.start : s.start + s.size].clone() for s in lies}
+        memory = ref.form.layout.empty(self._book.recorder.device)
+        copied(ref.form.layout.of(memory), follow(seen, ref.path))
+        return memory
+
     def _form(self, value: Tree) -> Any:
-        if isinstance(value, Ref | Shared):
+        if isinstance(value, Ref | Shared | Moved):
             return value.form
         if isinstance(value, Plain):
             return type(value), value
@@ -247,6 +275,7 @@ class Graph:
 
     def _flush(self) -> None:
         """Run every chain that waits, side by side."""
+        self._moves.clear()  # chains may write what they were copied from
         if not self._waiting:
             return
         self._book.flush += 1
@@ -350,14 +379,16 @@ def _encoded(value: Tree, form: Any, queue: Queue) -> Any:
         return Common(value.loan.buffer.number, value.path)
     if isinstance(value, Plain):
         return Literal(type(value), value)
+    if isinstance(value, Moved):
+        return queue.put(form, value)
     if _own(value):
         return Several(tuple(_encoded(v, f, queue) for v, f in zip(value, form, strict=True)))
     return queue.put(form, value)
 
 
 def _own(value: Tree) -> bool:
-    """Whether a value is, or holds, one of a single client that is not computed yet."""
-    return isinstance(value, Ref) or (type(value) is tuple and any(map(_own, value)))
+    """Whether a value is, or holds, one of a single client that is in a queue, or was until now."""
+    return isinstance(value, Ref | Moved) or (type(value) is tuple and any(map(_own, value)))
 
 
 def _handed(ref: Ref) -> Tree:

@@ -14,7 +14,7 @@ from cutlayer.checks import reason
 from cutlayer.engines.graph.execute import Given, executed
 from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copied, is_there
 from cutlayer.engines.graph.landing import landable
-from cutlayer.engines.graph.queue import NOT_KEPT, Queue, Value
+from cutlayer.engines.graph.queue import NOT_KEPT, Moved, Queue, Value
 from cutlayer.engines.graph.recorder import Recorder
 from cutlayer.errors import CutlayerError
 from cutlayer.state import Grads
@@ -62,7 +62,6 @@ class Recording(NamedTuple):
     """A chain that can be replayed."""
 
     replay: Callable[[], None]
-    puts: tuple[Tree, ...]  # where it looks for what comes from outside
     outs: Mapping[int, Tree]  # where it leaves what it makes, by number
 
 
@@ -183,7 +182,7 @@ class Lane:
                 o.number: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number))
                 for o in outs
             }
-        _fill(self._inputs(reads), reads, recording.puts, queue)
+        self._fill(reads, queue)
         recording.replay()
         homes = {kept.number: kept.home for kept in keeping}
         return {
@@ -195,7 +194,8 @@ class Lane:
         inputs = [lowered(v.form, v.tree) for v in reads]
         common = {n: lowered(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
-        made = executed(queue.commands, Given(inputs, [value for _, value in queue.puts], common), lasting)
+        puts = [lowered(form, value.tree) if isinstance(value, Moved) else value for form, value in queue.puts]
+        made = executed(queue.commands, Given(inputs, puts, common), lasting)
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ class Lane:
         pulls = {kept.number: Pull() for kept in keeping if kept.form.is_pullback}
         rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
         given = Given(inputs, puts, {n: loan.buffer.tree for n, loan in queue.common.items()})
-        _fill(inputs, reads, puts, queue)  # the trial computes with true values
+        self._fill(reads, queue)  # the trial computes with true values
         landing = landable(commands, given, rows) if fuse else {}  # only compiled code gains by it
 
         def body() -> None:
@@ -279,7 +279,19 @@ class Lane:
                 executed(commands, given, frozenset(pulls), landing)
 
         replay = self.book.recorder.record(self.number, trial, body, apart=apart, fuse=fuse)
-        return Recording(replay, puts, {**rows, **pulls})
+        return Recording(replay, {**rows, **pulls})
+
+    def _fill(self, reads: Sequence[Value], queue: Queue) -> None:
+        """What a chain reads and takes, into the rows where its recording looks for them."""
+        for home, value in zip(self._inputs(reads), reads, strict=True):
+            if value.home is None:
+                copied(home, value.tree)
+        for k, (form, given) in enumerate(queue.puts):
+            if isinstance(given, Moved):
+                for dtype, row in self.book.bank(("put", k), form).row(self.number).items():
+                    row.copy_(given.memory[dtype])
+            else:
+                copied(self.home(("put", k), form), given)
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
         """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
@@ -313,15 +325,6 @@ def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
     finally:
         for home, value in before:
             copied(home, value)
-
-
-def _fill(inputs: Sequence[Tree], reads: Sequence[Value], puts: Sequence[Tree], queue: Queue) -> None:
-    """What a chain reads and takes, into the rows where its recording looks for them."""
-    for home, value in zip(inputs, reads, strict=True):
-        if value.home is None:
-            copied(home, value.tree)
-    for home, (_, given) in zip(puts, queue.puts, strict=True):
-        copied(home, given)
 
 
 def lowered(form: Form, value: Tree) -> Tree:

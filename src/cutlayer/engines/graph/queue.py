@@ -85,6 +85,19 @@ class Shared(Pending):
         return Shared(self.loan, self.form.field(name), (*self.path, name))
 
 
+class Moved:
+    """A value that was in another client's queue, in memory of its own; its numbers are tensors, so nobody waits."""
+
+    __slots__ = ("form", "memory")
+
+    def __init__(self, form: Form, memory: Memory) -> None:
+        self.form, self.memory = form, memory
+
+    @property
+    def tree(self) -> Tree:
+        return self.form.layout.of(self.memory)
+
+
 class Buffer(NamedTuple):
     """Memory for a value that all clients read."""
 
