@@ -120,7 +120,9 @@ def carried_out(args: argparse.Namespace) -> int:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="RECIPE[/PANEL][/RUN][:ROUNDS]", help="what to train")
+    parser.add_argument(
+        "names", nargs="*", metavar="RECIPE[/PANEL][/RUN][:ROUNDS]", help="what to train, at most to the recipe's end"
+    )
     parser.add_argument("--data", type=Path, help="the folder of the data sets; by default that of CUTLAYER_DATA")
     parser.add_argument("--runs", type=Path, required=True, help="the folder that the runs are kept in")
     parser.add_argument("--device", default="cpu", help="cpu by default, or cuda")
@@ -129,7 +131,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of names without their own; by default, and at most, the recipe's")
     parser.add_argument("--seed", type=int, default=0, help="0 by default")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end cleanly before these are over")
-    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="ROUNDS", help="20 by default")
+    parser.add_argument("--checkpoint-every", type=int, default=5, metavar="ROUNDS", help="5 by default")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="as of `cutlayer run`; may be repeated")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help=f"write {ARCHIVE} of all runs there at the end")
     args = parser.parse_intermixed_args(arguments)
@@ -221,7 +223,7 @@ def trained(run: Run, args: argparse.Namespace, deadline: float) -> None:
         say(f"{told(folder, run)}; finished before")
         return
     if time.monotonic() + TO_START > deadline:
-        say(f"{run.name}: no time left")
+        say(f"{run.name}: no time left, as it takes {TO_START:.0f} s at least")
         return
     watch = Watch(run.name, run.rounds, deadline)
 

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from headline import NONE, OPTIONS, brief, count, flat, pace
@@ -16,6 +16,7 @@ from cutlayer.report import Panel
 from cutlayer.trials import Group, Reach, Spread
 
 HOUR = 3600.0
+LAST = 10  # rounds at the end whose accuracies tell how much one says
 PAPER_SEEDS = "three"
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
 WHY = {  # by the key that departs from a paper's
@@ -49,6 +50,7 @@ def _accuracies(panel: Panel) -> Iterator[Column]:
     yield Column("rounds", lambda g: _range(g.rounds))
     yield Column("best %", lambda g: _percent(g.best))
     yield Column("in round", _best_round)
+    yield Column(f"last {LAST} rounds %", _last)
     yield Column("paper's best %", lambda g: _printed(panel, g))
     yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
     yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
@@ -61,7 +63,7 @@ def _race(panel: Panel) -> Iterator[Column]:
     yield Column(f"R to {_goal(own)} (ours)", lambda g: _rounds(g.reach(own), g))
     yield Column(f"R to {_goal(theirs)} (paper's)", lambda g: _rounds(g.reach(theirs), g))
     yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
-    yield Column("speed-up", lambda g: _factor(panel.speed_up(g)))
+    yield Column("speed-up in rounds", lambda g: _factor(panel.speed_up(g)))
     yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
     if panel.timed:
         yield from _times(panel)
@@ -185,6 +187,8 @@ def differences(panel: Panel) -> Iterator[str]:
     for group in panel.groups:
         if min(group.rounds) < group.run.rounds:
             yield f"`{group.label}` had {min(group.rounds)} of {group.run.rounds} rounds when it was stopped."
+        if not group.seconds and any(other.seconds for other in panel.groups):
+            yield f"`{group.label}`: its wall times were not kept, as the machine had other work beside it."
         if group.stopped:
             times = count(group.stopped, "time")
             yield f"`{group.label}`: clients stood still {times}, as their gradients were not finite."
@@ -244,6 +248,12 @@ def _best_round(group: Group) -> str:
     """The first round of the best accuracy, on average."""
     found = [t.rounds_to(t.best) or 0 for t in group.trials if t.best is not None]
     return f"{fmean(found):.4g}" if found else NONE
+
+
+def _last(group: Group) -> str:
+    """Mean and standard deviation over the last rounds, of all seeds together."""
+    shown = [100 * r["test_accuracy"] for t in group.trials for r in t.history[-LAST:] if "test_accuracy" in r]
+    return f"{fmean(shown):.2f} ± {stdev(shown):.2f}" if len(shown) > 1 else NONE
 
 
 def _pace(group: Group) -> float | None:

@@ -230,7 +230,7 @@ def test_a_row_that_fails_tells_why_and_leaves_the_others(monkeypatch: pytest.Mo
     found = benching.measure(case(steps=1, engines=("loop", "graph"), baselines=("hand", "jax")))
     loop, graph, hand, jax = found["rows"]
     assert loop["ms_per_step"] > 0 and loop["faster_than_by_hand"] is None
-    assert "graph needs data on a CUDA device" in graph["obstacle"]
+    assert graph["obstacle"] == "the engine graph needs a GPU, and this is on the cpu"
     assert (hand["obstacle"], hand["ms_per_step"]) == ("out of memory", None)
     assert jax["obstacle"] == "jax is not installed"
 
@@ -301,9 +301,9 @@ def test_nothing_timed_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path
     code, out, err = say(capsys, *words)
     assert (code, out, file.exists()) == (2, "", False)
     assert err.splitlines()[-1] == (
-        "error: nothing could be timed: cutlayer, engine graph: engine graph needs data on a CUDA device, and these "
-        "are on the CPU: auto is used instead"
+        "error: nothing could be timed: cutlayer, engine graph: the engine graph needs a GPU, and this is on the cpu"
     )
+    assert "turn 1" not in err
 
 
 def test_who_is_stopped_says_so(

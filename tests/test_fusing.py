@@ -6,13 +6,13 @@ import pytest
 import torch
 from conftest import agree, images, resnet
 from test_rows import begun, gradients, laid_out, stepped
-from torch import Tensor
+from torch import Tensor, nn
 
 from cutlayer import optim, tree
 from cutlayer.calculus import vjp
 from cutlayer.engines.graph.forms import Forms
 from cutlayer.engines.graph.lane import lowered
-from cutlayer.fusing import Fused, fusing, outliving
+from cutlayer.fusing import Fused, fused, fusing, outliving
 from cutlayer.split import Split
 from cutlayer.state import Model, Tensors
 
@@ -102,6 +102,14 @@ def test_a_function_with_a_backward_pass_of_its_own_keeps_it(
     assert said(caplog) == [f"not compiled, and so slower: rounded ({why})"]
 
 
+def test_and_keeps_it_also_if_nothing_was_differentiated_before(eager: list[int]) -> None:
+    fast = Fused(rounded)
+    fast(torch.tensor([0.2, 1.6]))
+    x = torch.tensor([0.2, 1.6], requires_grad=True)
+    (gradient,) = torch.autograd.grad(fast(x).sum(), x)
+    assert gradient.tolist() == [2.0, 2.0]
+
+
 def half_frozen(x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = x.mean()
@@ -115,8 +123,8 @@ def test_what_a_function_does_without_gradients_ends_there(eager: list[int]) -> 
 
 
 def test_functions_are_not_traced_inside_of_vmap(eager: list[int]) -> None:
-    fast = Fused(torch.sin)
-    agree(torch.vmap(fast)(torch.ones(3, 2)), torch.ones(3, 2).sin(), 0)
+    with fusing():
+        agree(torch.vmap(lambda x: fused(torch.sin)(x))(torch.ones(3, 2)), torch.ones(3, 2).sin(), 0)
     assert not eager
 
 
@@ -168,6 +176,29 @@ def test_a_fused_segment_gives_the_same_outputs_buffers_and_gradients(eager: lis
     counts = {name: int(value) for name, value in found[1].items() if name.endswith("num_batches_tracked")}
     assert counts and set(counts.values()) == {1}
     assert len(eager) == 1
+
+
+class TwiceOrNever(nn.Module):
+    """One normalisation that is called twice, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.never = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.twice(self.twice(x))
+        return made
+
+
+def test_counters_of_batches_go_on_as_often_as_their_layers_are_called(eager: list[int]) -> None:
+    split = Split(nn.Sequential(TwiceOrNever(), nn.Flatten(), nn.Linear(32, 10)), 1)
+    model, _ = split.initial()
+    x = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    with fusing():
+        _, buffers = split.lower(model, x, None)
+        _, later = split.lower(model._replace(buffers=buffers), x, None)
+    counts = [[int(b[f"0.{name}.num_batches_tracked"]) for name in ("twice", "never")] for b in (buffers, later)]
+    assert counts == [[2, 0], [4, 0]] and eager
 
 
 def test_a_fused_step_of_an_optimiser_gives_the_plain_numbers(eager: list[int]) -> None:

@@ -4,6 +4,7 @@ Every scene runs on the loop engine and on recordings, long enough for every cha
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -130,6 +131,23 @@ def pairs_of_another_client(engine: Engine) -> Iterator[Any]:
         yield engine.real(engine.once(digits, [two.at(0), one.at(1)])).tolist()
 
 
+@dataclass(frozen=True)
+class Power:
+    """Two of them may be equal and do different things: 2 == 2.0."""
+
+    exponent: float
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return a.long() ** self.exponent
+
+
+def callables_that_are_equal(engine: Engine) -> Iterator[Any]:
+    for power in (Power(2), Power(2.0)):
+        for _ in range(4):
+            made = seen(engine, each(engine, power, start(engine)))
+            yield made, [type(value[0]) for value in made]
+
+
 SCENES: tuple[Scene, ...] = (
     same_functions_on_other_values,
     shared_value_or_plain_number,
@@ -139,6 +157,7 @@ SCENES: tuple[Scene, ...] = (
     one_value_of_several_clients,
     means_of_one_client,
     pairs_of_another_client,
+    callables_that_are_equal,
 )
 
 
@@ -158,3 +177,68 @@ def test_recordings_show_what_the_loop_engine_shows(scene: Scene, slots: int) ->
     with torch.no_grad():
         assert played(scene, engine) == list(scene(Loop()))
     assert engine.num_recordings and not engine.refused
+
+
+def test_clients_that_never_come_back_leave_nothing_behind() -> None:
+    engine = Graph(Again(CPU), 2)
+    sizes = []
+    with torch.no_grad():
+        for first in range(0, 60, 3):  # three clients at a time, each once, on two lanes
+            ids = tuple(range(first, first + 3))
+            values = PerClient("server", [Block(ids, torch.zeros(3, 1000), stacked=True)])
+            for _ in range(3):
+                values = PerClient("server", engine.call(plus_one, (values,), ids))
+                engine.real(values.at(first))
+            sizes.append(len(engine._queues))
+    assert max(sizes) <= 6  # those of this time, and perhaps of the time before
+
+
+class Scaled(NamedTuple):
+    """A part of one number."""
+
+    params: dict[str, Tensor]
+
+
+def scaled(part: Scaled, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return part.params["w"] * x, {}
+
+
+def test_a_pullback_is_the_same_when_its_lane_was_shared_for_a_while() -> None:
+    engine = Graph(Again(CPU), 2)
+
+    def own(j: int, value: Any) -> PerClient:
+        return PerClient("clients", [Block((j,), value, stacked=False)])
+
+    def made(x: float) -> Block:
+        part = own(0, Scaled({"w": torch.tensor([2.0])}))
+        (block,) = engine.vjp(scaled, (part, own(0, torch.tensor([x]))), (0,), cut=None)
+        engine._flush()
+        return block
+
+    def slope(block: Block) -> float:
+        pull = PerClient("clients", [block._replace(tree=block.tree[1])])
+        (found,) = engine.pull(pull, own(0, torch.ones(1)))
+        return float(engine.real(found.tree).params["w"])
+
+    def visited(j: int) -> Block:
+        (block,) = engine.call(plus_one, (PerClient("clients", [Block((j,), torch.ones(1, 1), stacked=True)]),), (j,))
+        engine._flush()
+        return block
+
+    def story() -> list[float]:
+        found = [slope(made(float(k))) for k in range(5)]  # until it is recorded
+        old = made(100.0)
+        for _ in range(3):
+            guests = visited(1), visited(2)  # three clients on two lanes
+        del guests
+        visited(3)
+        new = made(7.0)
+        return [*found, slope(old), slope(new)]
+
+    with torch.no_grad():
+        try:
+            slopes = story()
+        except NotKept:  # as a simulation plays a round again
+            engine.forget()
+            slopes = story()
+    assert slopes == [0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 7.0]

@@ -33,7 +33,7 @@ def kept(tmp_path: Path) -> Folder:
     (run,) = (run for run in recipes.runs("digits") if run.name == RUN)
     folder = Folder(tmp_path / RUN / "seed-0")
     folder.path.mkdir(parents=True)
-    folder.config.write_text(config.dumps(replace(run, rounds=4, checkpoint_every=20)))
+    folder.config.write_text(config.dumps(replace(run, rounds=4, checkpoint_every=5)))
     rounds = range(1, 5)
     records = [{"round": n, "samples": 64 * n, "bytes": {}, "test_accuracy": n / 10} for n in rounds]
     times = [{"round": n, "seconds": 60.0 if n in (1, 3) else 0.5} for n in rounds]
@@ -71,7 +71,7 @@ def test_no_run_is_begun_without_time_for_it(
     headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(headline, tmp_path, "--seconds", "1", RUN)
-    assert capsys.readouterr().out.startswith("digits/fedavg: no time left\n")
+    assert capsys.readouterr().out.startswith("digits/fedavg: no time left, as it takes 30 s at least\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,7 +202,7 @@ def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType)
     names = [run.name for run in recipes.runs("smofi_table2") if "/cifar10/" in run.name]
     assert [run.name for run in runs] == [*names, "cut_table3_as_run/cifar10/sfl_v2-cut1"]
     assert [run.rounds for run in runs] == [7] * 6 + [100]  # no more than the recipe has
-    assert {(run.precision, run.seed, run.checkpoint_every) for run in runs} == {("bf16", 3, 20)}
+    assert {(run.precision, run.seed, run.checkpoint_every) for run in runs} == {("bf16", 3, 5)}
     assert headline.named("digits") == recipes.runs("digits")
 
 

@@ -408,8 +408,11 @@ def test_a_partition_of_other_data_is_refused(index: list[Any], message: str) ->
 def test_a_partition_without_clients_and_a_chunk_of_none_are_refused() -> None:
     with pytest.raises(PartitionError, match=r"^the partition has no clients; deal the data to at least one$"):
         Simulation(method_of("sfl_v1", flat()), images(), Partition(()))
-    with pytest.raises(ConfigError, match=r"^chunk is 0; it must be at least 1, or None for all clients at once$"):
-        simulation(method_of("sfl_v1", flat()), chunk=0)
+    for chunk in (0, 2.5, "x"):
+        with pytest.raises(
+            ConfigError, match=rf"^chunk is {chunk!r}; it must be at least 1, or None for all clients at"
+        ):
+            simulation(method_of("sfl_v1", flat()), chunk=chunk)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,8 +146,8 @@ def test_one_run_alone_is_not_raced_against_itself(tmp_path: Path) -> None:
     assert lines[1] == "run seeds rounds accuracy % accuracy % MiB MiB seconds"
     assert lines[3:] == [
         "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 4.0 2.0 1.0",
-        "no target: this run has no other to be compared with; --target sets one; simulated time of all",
-        "rounds: 120.0 s",
+        "no target: this run has no other to be compared with; `cutlayer compare --target` sets one;",
+        "simulated time of all rounds: 120.0 s",
     ]
     row = rows(comparison)["sfl_v1"]
     assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
@@ -267,7 +267,7 @@ def test_names_that_agree_up_to_the_last_word_are_one_panel(table: Recipe, tmp_p
     left(tmp_path, SPLIT, [0.5])
     comparison = report.compare(report.find([tmp_path]))
     assert [(p.name, [g.label for g in p.groups], p.target, p.rule) for p in comparison.panels] == [
-        ("paper", ["sfl_v1"], None, "no target: this run has no other to be compared with; --target sets one"),
+        ("paper", ["sfl_v1"], None, report.ALONE),
         ("table/images", ["fedavg", "split"], 0.4, "0.5 × the best accuracy of fedavg"),
         ("table/sounds", ["fedavg"], 0.7, "as the paper sets it"),
     ]

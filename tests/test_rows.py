@@ -113,6 +113,14 @@ def test_leaves_of_rows_share_no_history_and_only_kernels_are_converted() -> Non
     assert {value.dtype for value in home.leaves(None).values()} == {torch.float32}
 
 
+def test_scales_and_positions_of_all_samples_are_no_kernels() -> None:
+    home = laid_out(
+        {"scale": torch.ones(1, 3, 1, 1), "place": torch.ones(1, 1, 4, 4), "kernel": torch.ones(2, 3, 1, 1)}
+    )
+    kinds = {name: value.dtype for name, value in home.leaves(torch.bfloat16).items()}
+    assert kinds == {"scale": torch.float32, "place": torch.float32, "kernel": torch.bfloat16}
+
+
 # -- optimisers on rows ------------------------------------------------------------------------------------------------
 
 OPTIMISERS = {
@@ -182,3 +190,13 @@ def test_a_missing_gradient_keeps_a_part_out_of_rows() -> None:
     part = laid_out(begun(opt))
     assert not rows.fits(part, fewer)
     agree(opt.step(part, fewer).params, opt.step(begun(opt), fewer).params, 1e-12)
+
+
+def test_moments_in_another_order_keep_a_part_out_of_rows() -> None:
+    opt = OPTIMISERS["momentum, decay"]
+    part = begun(opt)
+    turned = part._replace(moments={"momentum": dict(reversed(part.moments["momentum"].items()))})
+    assert rows.fits(laid_out(part), gradients(0)) and not rows.fits(laid_out(turned), gradients(0))
+    home = laid_out(turned)
+    found = opt.step_into(home, gradients(0), home)
+    agree(found.moments["momentum"], opt.step(part, gradients(0)).moments["momentum"], 1e-12)

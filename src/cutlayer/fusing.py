@@ -50,7 +50,8 @@ def outliving() -> Iterator[None]:
 
 
 def is_fusing() -> bool:
-    return _active.get()
+    """Whether functions are fused here; inside of vmap there are no tensors to trace."""
+    return _active.get() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 class Fused:
@@ -64,10 +65,9 @@ class Fused:
         self._made: dict[Any, Callable[..., Tree]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of vmap there are no tensors to trace
-            return self._fn(*args)
-        firsts = _firsts(tree.tensors(args))
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(_device(args)), _outliving.get()
+        tensors = tree.tensors(args)
+        firsts, leaves = _firsts(tensors), tuple(a.requires_grad for a in tensors)
+        modes = torch.is_grad_enabled() and leaves, torch.is_autocast_enabled(_device(args)), _outliving.get()
         look = _look(args), firsts, modes
         if look not in self._made:
             self._made[look] = self._compiled(args, firsts)

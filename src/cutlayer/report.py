@@ -17,7 +17,7 @@ from cutlayer.trials import Group, Reach, Spread, Trial, find, grouped, load
 
 __all__ = ["Comparison", "Panel", "compare", "find"]
 
-ALONE = "no target: this run has no other to be compared with; --target sets one"
+ALONE = "no target: this run has no other to be compared with; `cutlayer compare --target` sets one"
 CONVERGED = (
     f"converged: the first evaluation after which {PATIENCE} more raise the best accuracy by less than "
     f"{100 * LEAST_GAIN:g} points in all"

@@ -27,6 +27,10 @@ class Place(NamedTuple):
     def size(self) -> int:
         return torch.Size(self.shape).numel()
 
+    @property
+    def is_kernel(self) -> bool:
+        return len(self.shape) == KERNEL_DIMENSIONS and self.shape[0] > 1
+
     def of(self, row: Tensor) -> Tensor:
         return row.as_strided(self.shape, self.strides, row.storage_offset() + self.start)
 
@@ -50,12 +54,13 @@ class Rows(dict[str, Tensor]):
     def leaves(self, kernels: torch.dtype | None) -> Tensors:
         """The tensors to differentiate by; with a type, kernels of convolutions in it, converted at once.
 
-        They are many, and autocast converts each of them; other matrices, such as embeddings, it may leave alone.
+        They are many, and autocast converts each of them; others it may leave alone: matrices such as embeddings, and
+        scales or positions that are spread over all samples. With one output, a kernel cannot be told from these.
         """
         kept = {name: value.detach() for name, value in self.items()}
         if kernels is not None:
             for dtype, row in self.rows.items():
-                own = [(n, p) for n, p in self.places.items() if p.dtype == dtype and len(p.shape) == KERNEL_DIMENSIONS]
+                own = [(n, p) for n, p in self.places.items() if p.dtype == dtype and p.is_kernel]
                 converted = row.to(kernels) if own else row
                 kept |= {name: place.of(converted) for name, place in own}
         return {name: value.requires_grad_() for name, value in kept.items()}
@@ -117,12 +122,13 @@ def _flat(value: Tensor, at: Place) -> Tensor:
 
 
 def fits(part: Part, grads: Grads) -> bool:
-    """Whether the part lies in rows and every value of it has a gradient."""
+    """Whether the part lies in rows, all of one order, and every value of it has a gradient."""
     kept = (part.params, *part.moments.values(), *([part.start] if part.start else []))
     return (
         isinstance(part.params, Rows)
         and bool(part.params)
-        and all(values.keys() == part.params.keys() for values in (*kept, grads.params))
+        and all(tuple(values) == tuple(part.params) for values in kept)
+        and grads.params.keys() == part.params.keys()
     )
 
 

@@ -317,8 +317,8 @@ def _checked_devices(devices: Devices, num_clients: int) -> Devices:
 
 
 def _checked_chunk(chunk: int | None) -> int | None:
-    if chunk is not None and chunk < 1:
-        raise ConfigError(f"chunk is {chunk}; it must be at least 1, or None for all clients at once")
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ConfigError(f"chunk is {chunk!r}; it must be at least 1, or None for all clients at once")
     return chunk
 
 

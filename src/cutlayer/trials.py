@@ -232,9 +232,10 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 
 def _same_but_seed(a: Run, b: Run) -> bool:
-    """The length of a run is left out: a run may be continued."""
+    """The length of a run is left out, as a run may be continued, and so is how often it is saved."""
     alike: dict[str, Any] = {
         "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
+        "checkpoint_every": 1,
     }  # fmt: skip
     return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+import torch
+
 from cutlayer.benching.cases import Problem
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.errors import ConfigError
@@ -41,6 +43,8 @@ class OnEngine:
     """An engine of cutlayer as in a long run: a turn is a round; end to end, with evaluation."""
 
     def __init__(self, problem: Problem, engine: str) -> None:
+        if engine == "graph" and torch.device(problem.case.device).type != "cuda":
+            raise ConfigError(f"the engine graph needs a GPU, and this is on the {problem.case.device}")
         self.engine = engine
         self.told: list[str] = []  # warnings
         with hearing(self.told):

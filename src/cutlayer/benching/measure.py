@@ -46,7 +46,7 @@ def measure(case: Case, tell: Tell = lambda text: None) -> Document:
     """Time a case; a row that cannot be measured has the reason instead."""
     problem = Problem(case)
     entries = [_prepared(name, what, make, problem, tell) for name, what, make in _rows(case)]
-    for number in range(case.turns):
+    for number in range(case.turns if any(entry.contender for entry in entries) else 0):
         tell(f"turn {number + 1} of {case.turns}")
         for entry in entries if number % 2 == 0 else reversed(entries):
             _turn(entry, case)

@@ -77,6 +77,7 @@ class Segment:
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
         self._counters = _counters(units, slots)
+        self._found_times: dict[tuple[torch.Size, ...], list[int]] = {}
 
     @property
     def draws(self) -> bool:
@@ -104,9 +105,19 @@ class Segment:
         kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
         own = Model(*({name: held[name] for name in names} for held, names in kinds))
         out, buffers = fused(self._uncounted)(own, x)
-        later = torch._foreach_add([values.buffers[name] for name in counted], 1) if counted else ()
+        times = self._times(values, x, counted)
+        later = torch._foreach_add([values.buffers[name] for name in counted], times) if counted else ()
         made = {**buffers, **dict(zip(counted, later, strict=True))}
         return out, {name: made[name] for name in self.buffers}
+
+    def _times(self, values: Values, x: Any, counters: list[str]) -> list[int]:
+        """By how much a pass moves each counter: a layer may be called several times, or never. It is found once."""
+        shapes = tuple(a.shape for a in tree.tensors(x))
+        if shapes not in self._found_times:
+            with torch.no_grad():
+                _, made = self._run(values, x, _no_seed)
+            self._found_times[shapes] = [int(made[name] - values.buffers[name]) for name in counters]
+        return self._found_times[shapes]
 
     def _uncounted(self, values: Model, x: Any) -> tuple[Any, Tensors]:
         return self._run(values, x, _no_seed)

@@ -304,7 +304,9 @@ class Graph:
     def _lane(self, queue: Queue) -> int:
         """A client stays in its lane while it has values; a new one goes where the fewest are."""
         if queue.client not in self._assigned:
-            self._assigned = {j: i for j, i in self._assigned.items() if self._is_busy(self._queues[j])}
+            # Clients that nobody asks for any more may never come back: what they left goes with their queues.
+            self._queues = {j: q for j, q in self._queues.items() if q is queue or self._is_busy(q)}
+            self._assigned = {j: i for j, i in self._assigned.items() if j in self._queues}
             load = [0] * len(self._lanes)
             for i in self._assigned.values():
                 load[i] += 1

@@ -312,7 +312,7 @@ class Lane:
         with self.book.recorder.on(self.number):
             for slot, value in before.values.items():
                 needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
-                if needed and value.home is not None:
+                if needed and value.home is not None and not value.form.is_pullback:  # which keeps memory of its own
                     before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
 
 

@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 from cutlayer.engines.graph.forms import Form, Memory, Path
@@ -252,9 +253,11 @@ class Function:
 
 
 def name_of(fn: Any) -> Any:
-    """What stays the same about a function from step to step; a method belongs to its object."""
+    """What stays the same about a function from step to step: it is itself, and a method is that of its object."""
+    if isinstance(fn, MethodType):
+        return fn.__func__, Same(fn.__self__)
     if not isinstance(fn, partial):
-        return fn
+        return Same(fn)
     given = (*fn.args, *fn.keywords.values())
     return "partial", name_of(fn.func), tuple(fn.keywords), tuple(map(_itself, given))
 
