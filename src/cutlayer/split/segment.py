@@ -105,10 +105,10 @@ class Segment:
         kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
         own = Model(*({name: held[name] for name in names} for held, names in kinds))
         out, buffers = fused(self._uncounted)(own, x)
-        times = self._times(values, x, counted)
-        later = torch._foreach_add([values.buffers[name] for name in counted], times) if counted else ()
-        made = {**buffers, **dict(zip(counted, later, strict=True))}
-        return out, {name: made[name] for name in self.buffers}
+        if counted:
+            later = torch._foreach_add([values.buffers[name] for name in counted], self._times(values, x, counted))
+            buffers = {**buffers, **dict(zip(counted, later, strict=True))}
+        return out, {name: buffers[name] for name in self.buffers}
 
     def _times(self, values: Values, x: Any, counters: list[str]) -> list[int]:
         """By how much a pass moves each counter: a layer may be called several times, or never. It is found once."""
