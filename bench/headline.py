@@ -11,7 +11,6 @@ all runs into FOLDER/headline.tar.gz; unpacked, they are what bench/results_page
 """
 
 import argparse
-import gc
 import io
 import json
 import sys
@@ -23,8 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from cutlayer import config, recipes
 from cutlayer.checks import check_device
 from cutlayer.config import Run
@@ -32,6 +29,7 @@ from cutlayer.errors import ConfigError, CutlayerError, DataError, UnknownNameEr
 from cutlayer.folder import Folder, read_lines, write
 from cutlayer.run import execute
 from cutlayer.training import Record, Training
+from cutlayer.transfer import release
 from cutlayer.trials import find, load
 
 KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
@@ -266,13 +264,6 @@ def pace(folder: Folder) -> float | None:
     samples = {record["round"]: record["samples"] for record in folder.history()}
     steps = sum(samples[number] - samples[number - 1] for number in seconds) / folder.run().batching.size
     return steps / sum(seconds.values()) if any(seconds.values()) else None
-
-
-def release() -> None:
-    """Give back what a run held on the device: recorded graphs keep their memory as long as they live."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def collected(runs: Path, out: Path) -> None:

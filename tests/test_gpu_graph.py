@@ -13,6 +13,7 @@ from cutlayer import methods, optim
 from cutlayer.batches import Batching
 from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.recorder import Cuda
 from cutlayer.methods.base import global_model
 from cutlayer.simulation import Simulation
 from cutlayer.split import Split
@@ -102,6 +103,26 @@ def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v2", "mergesfl"))
 def test_clients_beyond_the_slots_take_turns(case: str) -> None:
     assert apart(after(made(case, torch.float64, "graph", chunk=2)), after(made(case, torch.float64, "loop"))) <= DOUBLE
+
+
+class Short(Cuda):
+    """Has memory for the recordings of two lanes."""
+
+    def record(self, lane: int, *what: Any, **how: Any) -> Any:
+        if lane >= 2:
+            torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")  # more than there is
+        return super().record(lane, *what, **how)
+
+    def fresh(self) -> "Short":
+        return Short(self.device)
+
+
+def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
+    sim = made("smofi", torch.float64, "graph")
+    sim.engine = Graph(Short(torch.device("cuda")), 5)
+    assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE
+    assert isinstance(sim.engine, Graph) and sim.engine.slots == 2 and sim.engine.num_recordings
+    assert "memory is too short for 5 clients at a time" in caplog.text
 
 
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v1", "sfl_v2"))

@@ -4,6 +4,8 @@ Without a GPU a recording is the chain itself, run again on the same rows of mem
 kept and who takes turns is then just as on a GPU.
 """
 
+import weakref
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -19,6 +21,7 @@ from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again, Body, Trial
 from cutlayer.engines.loop import Loop
+from cutlayer.errors import ConfigError
 from cutlayer.kernels import batch_norm as kernels
 from cutlayer.split import Split
 
@@ -60,6 +63,56 @@ def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
 
 
+class Short(Again):
+    """Has memory for the recordings of so many lanes."""
+
+    lanes = 2
+
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        if lane >= self.lanes:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().record(lane, what, trial, body, apart=apart, fuse=fuse)
+
+
+class Shorter(Short):
+    lanes = 0
+
+
+def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
+    opt = OPTIMISERS["momentum"]
+    outcomes, seconds = [], []
+    for engine in (Graph(Short(CPU), 5), Loop()):
+        method = methods.build("smofi", Split(resnet(dtype=torch.float64), 1), opt, opt)
+        sim = simulation(method, images(dtype=torch.float64), clients_of(), devices=HETEROGENEOUS)
+        sim.engine = engine
+        outcomes.append(Outcome(run(sim), sim.ledger))
+        assert sim.clock is not None
+        seconds.append(sim.clock.now)
+        if isinstance(sim.engine, Graph):
+            assert sim.engine.slots == 2 and sim.engine.num_recordings
+            assert not sim.engine.refused  # the chains are not to blame
+    must_agree(*outcomes, TOLERANCE[torch.float64])
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
+    assert "memory is too short for 5 clients at a time; the round is played again with 2" in caplog.text
+
+
+def test_the_engine_that_took_too_much_memory_is_gone() -> None:
+    opt = OPTIMISERS["momentum"]
+    sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
+    sim.engine = Graph(Short(CPU), 5)
+    before = weakref.ref(sim.engine)
+    run(sim)
+    assert before() is None
+
+
+def test_memory_that_is_too_short_for_one_client_is_told_of() -> None:
+    opt = OPTIMISERS["momentum"]
+    sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
+    sim.engine = Graph(Shorter(CPU), 5)
+    with pytest.raises(ConfigError, match="too short even for one client at a time; take smaller batches"):
+        run(sim)
+
+
 @pytest.mark.parametrize("case", ("smofi", pytest.param("sfl_v2", marks=pytest.mark.slow)))
 def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
     seconds = []
@@ -77,7 +130,7 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
 class Compiling(Again):
     """Compiles what it is told to, as on a GPU, but to the operations themselves."""
 
-    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         def run() -> None:
             with fusing.fusing() if fuse else nullcontext():
                 body()
@@ -167,9 +220,9 @@ class Noting(Again):
         super().__init__(CPU)
         self.compiled: list[bool] = []
 
-    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         self.compiled.append(fuse)
-        return super().record(lane, trial, body, apart=apart, fuse=fuse)
+        return super().record(lane, what, trial, body, apart=apart, fuse=fuse)
 
 
 @pytest.mark.parametrize("at_once", (False, True))

@@ -143,7 +143,7 @@ def test_partial_functions_of_the_same_objects_have_one_name() -> None:
 class Refusing(Again):
     """A recorder that can record nothing."""
 
-    def record(self, lane: int, trial: Any, body: Any, **how: bool) -> Any:
+    def record(self, lane: int, what: Any, trial: Any, body: Any, **how: bool) -> Any:
         raise RuntimeError("no such thing")
 
 

@@ -36,6 +36,7 @@ from cutlayer.reach import Here, Reach
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import State
+from cutlayer.transfer import release
 from cutlayer.values import settled
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cutlayer")
 ENGINES = ("auto", "loop", "vmap", "graph", "ray")
 MOST_SURPRISES = 5  # values of a round that recordings should have kept, before they keep whatever is held
+TOO_SHORT = "the GPU's memory is too short even for one client at a time; take smaller batches, or precision 'bf16'"
 HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
@@ -134,7 +136,7 @@ class Simulation:
         if self.engine is None:
             self.engine = self._vmap_or_loop(state, ids) if self._asked == "vmap" else self._fastest(state, ids)
         if isinstance(self.engine, Graph):
-            return self._recorded(self.engine, state, ids)
+            return self._recorded(state, ids)
         return self._timed(self.engine, state, ids)
 
     def _timed(self, engine: Engine, state: State, ids: tuple[int, ...]) -> State:
@@ -145,23 +147,35 @@ class Simulation:
         self.clock.end()
         return State(*settled(tuple(state)))
 
-    def _recorded(self, engine: Graph, state: State, ids: tuple[int, ...]) -> State:
-        """A round in which a recording turned out to keep too little did not happen, and is played again."""
+    def _recorded(self, state: State, ids: tuple[int, ...]) -> State:
+        """A round for which recordings kept too little, or memory was too short, did not happen; it is played again."""
         stored = [s for s in (*self.meters, self.clock, self._memory) if isinstance(s, Restorable)]
         before = [s.content() for s in stored]
         attempt = 0
-        while True:  # not for ever: in the end everything is kept
+        while True:  # not for ever: in the end everything is kept, and one client at a time has memory
             attempt += 1
+            engine = self.engine
+            assert isinstance(engine, Graph)
             try:
                 return self._timed(engine, state, ids)
             except NotKept:
                 engine.forget(keep_all=attempt >= MOST_SURPRISES)
                 log.info("engine graph: round %d is played again, with more kept of it", state.round + 1)
-                for one, content in zip(stored, before, strict=True):
-                    one.restore(content)
+                enough = True
+            except torch.OutOfMemoryError as error:
+                engine.forget()
+                if engine.slots == 1:
+                    raise ConfigError(TOO_SHORT) from error
+                enough = False
             except BaseException:
                 engine.forget()
                 raise
+            for one, content in zip(stored, before, strict=True):
+                one.restore(content)
+            if not enough:  # here, where the error holds nothing any more
+                self.engine = engine = _halved(engine)
+                attempt = 0
+                release()
 
     def _run(
         self,
@@ -287,6 +301,14 @@ class Simulation:
         sends = any(getattr(fn, "gives", None) == ACTIVATIONS for fn in self.program.functions.values())
         if self.method.model.cut == 0 and sends:
             log.warning("cut 0 leaves no layer at the clients: what goes up as activations is their raw input")
+
+
+def _halved(engine: Graph) -> Graph:
+    """An engine that takes less memory, and the news of it."""
+    smaller = engine.halved()
+    told = "engine graph: memory is too short for %d clients at a time; the round is played again with %d, in turns"
+    log.warning(told, engine.slots, smaller.slots)
+    return smaller
 
 
 def _check_partition(partition: Partition, num_samples: int) -> None:

@@ -1,5 +1,6 @@
-"""From the host to the device, without waiting for it."""
+"""From the host to the device, without waiting for it; and memory of a device that nobody holds any more."""
 
+import gc
 from typing import Any
 
 import torch
@@ -14,3 +15,10 @@ def sent(here: Tensor, device: torch.device) -> Tensor:
 def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers on the device."""
     return sent(torch.as_tensor(numbers, dtype=dtype), device)
+
+
+def release() -> None:
+    """Give back what is held no more: recorded graphs keep their memory as long as they live."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

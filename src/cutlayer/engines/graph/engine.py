@@ -67,6 +67,17 @@ class Graph:
         """From now on compile chains when they are recorded first: what a long run comes to, without the wait."""
         self._book.compiles_at_once = True
 
+    def halved(self) -> "Graph":
+        """An engine with half of the slots that has recorded nothing."""
+        engine = Graph(self._book.recorder.fresh(), self.slots // 2)
+        engine._book.compiles_at_once = self._book.compiles_at_once
+        return engine
+
+    @property
+    def slots(self) -> int:
+        """How many clients have memory of their own at a time."""
+        return len(self._lanes)
+
     def _begin(self) -> None:
         self._queues: dict[int, Queue] = {}
         self._waiting: dict[int, Queue] = {}

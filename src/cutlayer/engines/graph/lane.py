@@ -1,7 +1,7 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -244,7 +244,9 @@ class Lane:
         if known is not None:
             return known
         try:
-            made = self._record(queue, reads, keeping, apart=pulls, fuse=fuse)
+            made = self._record(key, queue, reads, keeping, apart=pulls, fuse=fuse)
+        except torch.OutOfMemoryError:
+            raise  # the chain is not to blame
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
             why = f"{type(error).__name__}: {reason(error)}"
             if not fuse:
@@ -258,7 +260,14 @@ class Lane:
         return made
 
     def _record(
-        self, queue: Queue, reads: Sequence[Value], keeping: tuple[Kept, ...], *, apart: bool, fuse: bool
+        self,
+        what: Hashable,
+        queue: Queue,
+        reads: Sequence[Value],
+        keeping: tuple[Kept, ...],
+        *,
+        apart: bool,
+        fuse: bool,
     ) -> Recording:
         commands, inputs = tuple(queue.commands), self._inputs(reads)
         puts = tuple(self.home(("put", k), form) for k, (form, _) in enumerate(queue.puts))
@@ -278,7 +287,7 @@ class Lane:
             with _unchanged(landing.values()):
                 executed(commands, given, frozenset(pulls), landing)
 
-        replay = self.book.recorder.record(self.number, trial, body, apart=apart, fuse=fuse)
+        replay = self.book.recorder.record(self.number, what, trial, body, apart=apart, fuse=fuse)
         return Recording(replay, {**rows, **pulls})
 
     def _fill(self, reads: Sequence[Value], queue: Queue) -> None:

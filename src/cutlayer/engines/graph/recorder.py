@@ -1,7 +1,7 @@
 """How a chain is recorded: as a CUDA graph, or, where there is no GPU, as the chain itself."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -26,11 +26,16 @@ class Recorder(Protocol):
         """Inside, what is computed belongs to the stream of this lane."""
         ...
 
-    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         """The body as something that can be run again and again; it has not run yet. The trial has no effect.
 
-        With `apart`, what the body leaves behind is kept by memory of its own; with `fuse`, it is compiled.
+        Bodies of different lanes that do the same have the same `what`. With `apart`, what the body leaves behind is
+        kept by memory of its own; with `fuse`, it is compiled.
         """
+        ...
+
+    def fresh(self) -> "Recorder":
+        """One of the same kind that has recorded nothing."""
         ...
 
     def fork(self, lanes: set[int]) -> None:
@@ -52,9 +57,12 @@ class Again:
     def on(self, lane: int) -> Iterator[None]:
         yield
 
-    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         trial()
         return body
+
+    def fresh(self) -> "Recorder":
+        return type(self)(self.device)
 
     def fork(self, lanes: set[int]) -> None:
         """Nothing runs beside anything else."""
@@ -70,17 +78,19 @@ class Cuda:
         self.device = device
         self._streams = [torch.cuda.Stream(device=device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._pools = [torch.cuda.graph_pool_handle() for _ in range(streams)]
+        self._tried: set[tuple[int, Hashable]] = set()  # what has run on which stream
+
+    def fresh(self) -> "Recorder":
+        return Cuda(self.device, len(self._streams))
 
     def on(self, lane: int) -> Any:
         return torch.cuda.stream(self._streams[lane % len(self._streams)])
 
-    def record(self, lane: int, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
-        stream = self._streams[lane % len(self._streams)]
-        pool = torch.cuda.graph_pool_handle() if apart else self._pools[lane % len(self._pools)]
-        with torch.cuda.stream(stream), fusing() if fuse else nullcontext():
-            trial()  # compiles what is to be compiled
-            with _no_waiting():
-                trial()
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+        number = lane % len(self._streams)
+        pool = torch.cuda.graph_pool_handle() if apart else self._pools[number]
+        with torch.cuda.stream(self._streams[number]), fusing() if fuse else nullcontext():
+            self._try(number, what, trial)
             torch.cuda.synchronize(self.device)
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -89,10 +99,19 @@ class Cuda:
             except BaseException:
                 with suppress(RuntimeError):  # which would only tell that there was an error
                     graph.capture_end()
-                self._pools[lane % len(self._pools)] = torch.cuda.graph_pool_handle()  # the old one may be half open
+                self._pools[number] = torch.cuda.graph_pool_handle()  # the old one may be half open
                 raise
             graph.capture_end()
         return graph.replay
+
+    def _try(self, stream: int, what: Hashable, trial: Trial) -> None:
+        """Once on every stream, as libraries keep workspaces for each: other lanes compute the same elsewhere."""
+        if (stream, what) in self._tried:
+            return
+        trial()  # compiles what is to be compiled
+        with _no_waiting():
+            trial()
+        self._tried.add((stream, what))
 
     def fork(self, lanes: set[int]) -> None:
         now = torch.cuda.current_stream(self.device).record_event()
