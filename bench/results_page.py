@@ -29,9 +29,9 @@ INTRODUCTION = """\
 
 Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
 too. Accuracies are of the test set, after a round, in per cent; "best" is the best round, and
-of the last ten there are mean and standard deviation: how much one round says. Client steps a second leave
-out the first round of each session, which sets up the engine. The commands look for data sets in the folder of
-CUTLAYER_DATA.
+of the last ten of long runs there are mean and standard deviation: how much one round says. Client steps a second
+leave out the first round of each session, which sets up the engine. The commands look for data sets in the folder
+of CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print. R is the first round that reaches a target. What each recipe

@@ -17,6 +17,8 @@ from cutlayer.trials import Group, Reach, Spread
 
 HOUR = 3600.0
 LAST = 10  # rounds at the end whose accuracies tell how much one says
+LONG = 3 * LAST  # in shorter runs the last rounds tell of learning, too
+MUCH_SOONER = 0.5  # of the paper's rounds
 PAPER_SEEDS = "three"
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
 WHY = {  # by the key that departs from a paper's
@@ -161,6 +163,15 @@ def _raced(panel: Panel) -> Iterator[str]:
     ours = [f"{label} ({reach.mean:.4g})" for label, reach in reached if reach.mean is not None and reach.mean <= most]
     named = [", ".join(some) or "none" for some in (ours, theirs)]
     yield f"Runs that reach {_goal(target)} within {count(most, 'round')}: ours {named[0]}; the paper's {named[1]}."
+    paces = {label: reach.mean / int(printed[label]) for label, reach in reached if reach.mean and label in printed}
+    base = paces.get(panel.reference.label)
+    if base is not None and base < MUCH_SOONER and any(pace > base for pace in paces.values()):
+        told = ", ".join(f"{label} {pace:.2f}" for label, pace in paces.items())
+        yield (
+            f"Rounds to {_goal(target)}, ours as a share of the paper's: {told}. Where the base is so much faster than "
+            "the paper's, less is left to gain over it. Which of the choices that the paper leaves open makes it so is "
+            "not known."
+        )
 
 
 def _between_cuts(panel: Panel) -> Iterator[str]:
@@ -251,8 +262,9 @@ def _best_round(group: Group) -> str:
 
 
 def _last(group: Group) -> str:
-    """Mean and standard deviation over the last rounds, of all seeds together."""
-    shown = [100 * r["test_accuracy"] for t in group.trials for r in t.history[-LAST:] if "test_accuracy" in r]
+    """Mean and standard deviation over the last rounds of long runs, of all seeds together."""
+    long = [t.history for t in group.trials if len(t.history) >= LONG]
+    shown = [100 * r["test_accuracy"] for history in long for r in history[-LAST:] if "test_accuracy" in r]
     return f"{fmean(shown):.2f} ± {stdev(shown):.2f}" if len(shown) > 1 else NONE
 
 

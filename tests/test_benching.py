@@ -19,6 +19,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.methods.base import global_model
 from cutlayer.models import resnet_tiny
 
+BENCH = Path(__file__).parents[1] / "bench"
 QUICK = ("--clients", "2", "--batch", "4", "--steps", "1", "--turns", "1")
 ROW = {
     "name": "loop",
@@ -357,3 +358,28 @@ def test_the_work_needs_no_command_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """The documents that were kept, by name."""
+    return {file.stem: json.loads(file.read_text()) for file in (BENCH / "results").glob("*.json")}
+
+
+def test_the_tables_in_the_readme_are_those_of_the_documents() -> None:
+    readme = (BENCH / "README.md").read_text()
+    for name, document in recorded().items():
+        title, *lines = benching.text(document).splitlines()
+        table = "\n".join(line for line in lines if line.startswith("|"))
+        assert f"`results/{name}.json`. {title}:\n\n{table}\n" in readme
+        assert f"--output bench/results/{name}.json\n" in readme
+
+
+def test_the_recorded_documents_keep_the_bars() -> None:
+    rows = {name: {row["name"]: row for row in document["rows"]} for name, document in recorded().items()}
+    step = rows["step-bf16"]
+    assert step["graph"]["times_the_limit"] <= 1.5
+    assert step["graph"]["faster_than_by_hand"] >= 8
+    assert step["jax"]["ms_per_step"] / step["graph"]["ms_per_step"] >= 1.5
+    assert rows["end-to-end"]["graph"]["client_steps_per_second"] >= 1000
+    few, many = (rows[n]["graph"]["client_steps_per_second"] for n in ("step-bf16", "clients-100"))
+    assert few / many <= 1.2  # the time of a client's step with 100 clients over that with 20
