@@ -169,13 +169,23 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "opt", "shape", "dtype"), PAIRS)
+def when_slow(case: str, opt: str, shape: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
+    """Every case is met in double precision at once, and those that are no mere pieces with two optimisers."""
+    soon = dtype == torch.float64 and (
+        case in PIECES or (opt, shape) in {("momentum", "u-shaped"), ("adam", "two-part")}
+    )
+    return () if soon else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize(("case", "opt", "shape", "dtype"), [pytest.param(*p, marks=when_slow(*p)) for p in PAIRS])
 def test_vmap_gives_the_loop_engines_numbers(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
     found = outcome(case, opt, shape, dtype, engine="vmap")
     must_agree(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=("float64", "float32"))
+@pytest.mark.parametrize(
+    "dtype", (torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)), ids=("float64", "float32")
+)
 @pytest.mark.parametrize("case", CASES)
 def test_vmap_two_clients_at_a_time_gives_the_loop_engines_numbers(case: str, dtype: torch.dtype) -> None:
     found = outcome(case, "momentum", "two-part", dtype, engine="vmap", chunk=2)
