@@ -28,8 +28,8 @@ from cutlayer.config import Run
 from cutlayer.errors import ConfigError, CutlayerError, DataError, UnknownNameError
 from cutlayer.folder import Folder, read_lines, write
 from cutlayer.run import execute
+from cutlayer.scarcity import release
 from cutlayer.training import Record, Training
-from cutlayer.transfer import release
 from cutlayer.trials import find, load
 
 KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from test_graph_engine import Short
 
 from cutlayer import benching, cli
 from cutlayer.benching import Case, baselines, cases
 from cutlayer.benching.baselines import ByHand, Limit
 from cutlayer.benching.cases import Problem
 from cutlayer.benching.contenders import OnEngine
+from cutlayer.engines.graph.engine import Graph
 from cutlayer.errors import ConfigError
 from cutlayer.methods.base import global_model
 from cutlayer.models import resnet_tiny
@@ -234,6 +236,14 @@ def test_a_row_that_fails_tells_why_and_leaves_the_others(monkeypatch: pytest.Mo
     assert graph["obstacle"] == "the engine graph needs a GPU, and this is on the cpu"
     assert (hand["obstacle"], hand["ms_per_step"]) == ("out of memory", None)
     assert jax["obstacle"] == "jax is not installed"
+
+
+def test_an_engine_that_had_too_little_memory_is_not_timed() -> None:
+    ours = OnEngine(Problem(case()), "loop")
+    ours.engine, ours.simulation.engine = "graph", Graph(Short(torch.device("cpu")), 3)
+    with pytest.raises(ConfigError, match="memory is too short for 3 clients at a time"):
+        for _ in range(3):
+            ours.turn()
 
 
 def test_models_that_are_not_written_in_jax_are_told_of() -> None:

@@ -170,7 +170,7 @@ PAIRS = [
 
 
 def when_slow(case: str, opt: str, shape: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
-    """Every case is met in double precision at once, and those that are no mere pieces with two optimisers."""
+    """Every case is met in double precision at once, and most of those that are no mere pieces with two optimisers."""
     soon = dtype == torch.float64 and (
         case in PIECES or (opt, shape) in {("momentum", "u-shaped"), ("adam", "two-part")}
     )

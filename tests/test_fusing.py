@@ -75,6 +75,29 @@ def test_a_function_that_the_compiler_fails_on_runs_as_it_is_and_says_why(
     assert said(caplog) == ["not compiled, and so slower: waves (no compiler here)"]
 
 
+def test_memory_that_is_short_says_nothing_of_a_function(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[str] = []
+
+    def tight(when: str) -> None:
+        tries.append(when)
+        if tries.count(when) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+    def doubled(x: Tensor) -> Tensor:
+        tight("traced")
+        return x * 2
+
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: lambda *given: (tight("run"), traced(*given))[1])
+    fast = Fused(doubled)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            fast(torch.ones(3))
+    agree(fast(torch.ones(3)), torch.full((3,), 2.0), 0)
+    assert tries == ["traced", "traced", "run", "run"] and not said(caplog)
+
+
 class StraightThrough(torch.autograd.Function):
     """Rounds, and hands the gradient on as if it had not."""
 

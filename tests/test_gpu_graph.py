@@ -108,21 +108,30 @@ def test_clients_beyond_the_slots_take_turns(case: str) -> None:
 class Short(Cuda):
     """Has memory for the recordings of two lanes."""
 
-    def record(self, lane: int, *what: Any, **how: Any) -> Any:
-        if lane >= 2:
-            torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")  # more than there is
-        return super().record(lane, *what, **how)
+    def record(self, lane: int, what: Any, trial: Any, body: Any, **how: Any) -> Any:
+        def greedy() -> None:
+            body()
+            if lane >= 2:
+                torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")  # more than there is
 
-    def fresh(self) -> "Short":
-        return Short(self.device)
+        return super().record(lane, what, trial, greedy, **how)
 
 
 def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
     sim = made("smofi", torch.float64, "graph")
-    sim.engine = Graph(Short(torch.device("cuda")), 5)
+    sim.engine = Graph(Short(sim.data.y.device), 5)
     assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE
-    assert isinstance(sim.engine, Graph) and sim.engine.slots == 2 and sim.engine.num_recordings
+    assert isinstance(sim.engine, Graph) and sim.engine.slots == 2
+    assert sim.engine.num_recordings and not sim.engine.refused
     assert "memory is too short for 5 clients at a time" in caplog.text
+
+
+def test_lanes_that_share_a_stream_are_tried_once() -> None:
+    sim = made("smofi", torch.float64, "graph")
+    device = sim.data.y.device
+    sim.engine = Graph(Cuda(device, [torch.cuda.Stream(device) for _ in range(2)]), 5)
+    assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE
+    assert sim.engine.num_recordings and not sim.engine.refused
 
 
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v1", "sfl_v2"))

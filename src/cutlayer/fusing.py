@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from cutlayer import tree
 from cutlayer.checks import reason
+from cutlayer.scarcity import out_of_memory
 from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
@@ -74,7 +75,7 @@ class Fused:
         try:
             return self._made[look](*args)
         except Exception as error:  # a compiler has many ways to fail, and its caller can do without it
-            if self._made[look] is self._fn:
+            if self._made[look] is self._fn or out_of_memory(error):
                 raise
             self._made[look] = self._plain(reason(error))
             return self._fn(*args)
@@ -85,6 +86,8 @@ class Fused:
         from cutlayer.kernels.picking import with_picked_pixels
         from cutlayer.kernels.replacing import with_own_norms
 
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a function was to be traced in the middle of a recording, which would hold it twice")
         if torch.is_grad_enabled() and _has_backward_of_its_own(self._fn, args):
             return self._plain("it has a backward pass of its own, which a trace would lose")
         shape: list[Tree] = []
@@ -99,6 +102,8 @@ class Fused:
         try:  # in the caller's mode: what the function switches off inside is on again after that, as it was
             traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in _distinct(args, firsts)))
         except Exception as error:
+            if out_of_memory(error):
+                raise  # which says nothing of the function
             return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn

@@ -33,10 +33,10 @@ from cutlayer.planning.devices import Devices
 from cutlayer.precision import Precision, check_precision, computing
 from cutlayer.program import Program
 from cutlayer.reach import Here, Reach
+from cutlayer.scarcity import out_of_memory, release
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
 from cutlayer.state import State
-from cutlayer.transfer import release
 from cutlayer.values import settled
 
 if TYPE_CHECKING:
@@ -162,14 +162,13 @@ class Simulation:
                 engine.forget(keep_all=attempt >= MOST_SURPRISES)
                 log.info("engine graph: round %d is played again, with more kept of it", state.round + 1)
                 enough = True
-            except torch.OutOfMemoryError as error:
+            except BaseException as error:
                 engine.forget()
+                if not out_of_memory(error):
+                    raise
                 if engine.slots == 1:
                     raise ConfigError(TOO_SHORT) from error
                 enough = False
-            except BaseException:
-                engine.forget()
-                raise
             for one, content in zip(stored, before, strict=True):
                 one.restore(content)
             if not enough:  # here, where the error holds nothing any more

@@ -1,6 +1,5 @@
-"""From the host to the device, without waiting for it; and memory of a device that nobody holds any more."""
+"""From the host to the device, without waiting for it."""
 
-import gc
 from typing import Any
 
 import torch
@@ -15,10 +14,3 @@ def sent(here: Tensor, device: torch.device) -> Tensor:
 def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers on the device."""
     return sent(torch.as_tensor(numbers, dtype=dtype), device)
-
-
-def release() -> None:
-    """Give back what is held no more: recorded graphs keep their memory as long as they live."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -63,8 +63,9 @@ class OnEngine:
             else:
                 self.training.round()
                 self.state = self.training.state
-        used = self.simulation.engine_name
-        if used != self.engine:
+        engine, used = self.simulation.engine, self.simulation.engine_name
+        halved = isinstance(engine, Graph) and engine.slots < self.simulation.per_round
+        if used != self.engine or halved:
             raise ConfigError("; ".join(self.told) or f"the simulation chose the engine {used}")
         return (self.simulation.ledger.samples - before) // self.simulation.batching.size
 

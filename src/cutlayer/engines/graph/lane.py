@@ -17,6 +17,7 @@ from cutlayer.engines.graph.landing import landable
 from cutlayer.engines.graph.queue import NOT_KEPT, Moved, Queue, Value
 from cutlayer.engines.graph.recorder import Recorder
 from cutlayer.errors import CutlayerError
+from cutlayer.scarcity import out_of_memory
 from cutlayer.state import Grads
 from cutlayer.tree import Tree
 
@@ -245,9 +246,9 @@ class Lane:
             return known
         try:
             made = self._record(key, queue, reads, keeping, apart=pulls, fuse=fuse)
-        except torch.OutOfMemoryError:
-            raise  # the chain is not to blame
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
+            if out_of_memory(error):
+                raise  # the chain is not to blame
             why = f"{type(error).__name__}: {reason(error)}"
             if not fuse:
                 chain.refused = why

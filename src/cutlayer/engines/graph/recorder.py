@@ -1,13 +1,14 @@
 """How a chain is recorded: as a CUDA graph, or, where there is no GPU, as the chain itself."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
 
 from cutlayer.fusing import fusing
+from cutlayer.scarcity import out_of_memory, release
 
 Body = Callable[[], None]
 Trial = Callable[[], object]
@@ -74,34 +75,43 @@ class Again:
 class Cuda:
     """CUDA graphs on a few streams; the lanes of a stream take turns and share their scratch memory."""
 
-    def __init__(self, device: torch.device, streams: int = STREAMS) -> None:
+    def __init__(self, device: torch.device, streams: Sequence[torch.cuda.Stream] = ()) -> None:
         self.device = device
-        self._streams = [torch.cuda.Stream(device=device) for _ in range(streams)]  # type: ignore[no-untyped-call]
-        self._pools = [torch.cuda.graph_pool_handle() for _ in range(streams)]
+        self._streams = streams or [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+        self._pools = [torch.cuda.graph_pool_handle() for _ in self._streams]
         self._tried: set[tuple[int, Hashable]] = set()  # what has run on which stream
 
     def fresh(self) -> "Recorder":
-        return Cuda(self.device, len(self._streams))
+        return type(self)(self.device, self._streams)  # for which libraries have workspaces already
 
     def on(self, lane: int) -> Any:
         return torch.cuda.stream(self._streams[lane % len(self._streams)])
 
     def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
         number = lane % len(self._streams)
-        pool = torch.cuda.graph_pool_handle() if apart else self._pools[number]
         with torch.cuda.stream(self._streams[number]), fusing() if fuse else nullcontext():
             self._try(number, what, trial)
-            torch.cuda.synchronize(self.device)
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                body()
-            except BaseException:
-                with suppress(RuntimeError):  # which would only tell that there was an error
-                    graph.capture_end()
-                self._pools[number] = torch.cuda.graph_pool_handle()  # the old one may be half open
-                raise
-            graph.capture_end()
+                return self._captured(number, body, apart)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+            release()  # of what trials left behind, which a capture cannot take
+            return self._captured(number, body, apart)
+
+    def _captured(self, stream: int, body: Body, apart: bool) -> Body:
+        pool = torch.cuda.graph_pool_handle() if apart else self._pools[stream]
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            body()
+        except BaseException:
+            with suppress(RuntimeError):  # which would only tell that there was an error
+                graph.capture_end()
+            self._pools[stream] = torch.cuda.graph_pool_handle()  # the old one may be half open
+            raise
+        graph.capture_end()
         return graph.replay
 
     def _try(self, stream: int, what: Hashable, trial: Trial) -> None:
