@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headline import Parser, complain, count
-from results_tables import differences, findings, of_paper, surroundings, tables
+from results_tables import differences, findings, of_paper, races, surroundings, tables
 
 from cutlayer import figures, recipes, report
 from cutlayer.config import Run
@@ -28,14 +28,14 @@ INTRODUCTION = """\
 # Results
 
 Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
-too. Accuracies are of the test set, after a round, in per cent; "best" is the best round, and
-of the last ten of long runs there are mean and standard deviation: how much one round says. Client steps a second
-leave out the first round of each session, which sets up the engine. The commands look for data sets in the folder
-of CUTLAYER_DATA.
+too. Accuracies are of the test set, after a round, in per cent; "best" is the best round of that set, and
+so a little too high. The mean and the standard deviation of the last ten rounds of long runs show how far single rounds
+scatter. Client steps a second leave out the first round of each session, which sets up the engine. The commands look
+for data sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
-Beside our numbers are those that the papers print. R is the first round that reaches a target. What each recipe
-chooses where its paper is silent is in [recipes.md](recipes.md).
+Beside our numbers are those that the papers print, whose best rounds are of the test set as well. R is the first round
+that reaches a target. What each recipe chooses where its paper is silent is in [recipes.md](recipes.md).
 """
 BESIDE_PAPER = "Where ours differs from the paper's, and why:"
 ALONE = "About these runs:"
@@ -76,7 +76,8 @@ def written(results: Path, path: Path) -> None:
         pictures[0].parent.mkdir(parents=True, exist_ok=True)
     write(path, page(found), "choose another --page")
     for panel, file in zip(found, pictures, strict=True):
-        figures.draw(Comparison((panel,)), file)
+        # Where nobody is raced, the page has no word of a target.
+        figures.draw(Comparison((panel if races(panel) else replace(panel, target=None),)), file)
     print(f"wrote {path}: {count(len(found), 'table')}; curves in {pictures[0].parent}")
 
 

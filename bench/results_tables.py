@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -16,15 +17,17 @@ from cutlayer.report import Panel
 from cutlayer.trials import Group, Reach, Spread
 
 HOUR = 3600.0
+GIB = 2.0**30
 LAST = 10  # rounds at the end whose accuracies tell how much one says
 LONG = 3 * LAST  # in shorter runs the last rounds tell of learning, too
-MUCH_SOONER = 0.5  # of the paper's rounds
+MUCH = 0.5  # of the paper's rounds, or points: less is much less
+SETUP = ("model", "clients", "per_round", "partition", "cut", "augment", "batching", "optimiser", "server_optimiser")
 PAPER_SEEDS = "three"
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
 WHY = {  # by the key that departs from a paper's
     "rounds": "the time on the machine; schedules are those of the whole run, so that ours is the beginning of the "
     "paper's, and its best accuracy is of fewer rounds",
-    "precision": "speed; the paper names no precision",
+    "precision": "speed; the paper names none, and fp32 is the recipe's",
 }
 
 
@@ -35,7 +38,7 @@ class Column(NamedTuple):
 
 def tables(panel: Panel) -> str:
     """Accuracies and, where the paper races its methods, rounds and simulated time to a target, as Markdown."""
-    second = _race(panel) if _races(panel) else []
+    second = _race(panel) if races(panel) else []
     return "\n\n".join(_table(panel, columns) for columns in (list(_accuracies(panel)), list(second)) if columns)
 
 
@@ -52,10 +55,11 @@ def _accuracies(panel: Panel) -> Iterator[Column]:
     yield Column("rounds", lambda g: _range(g.rounds))
     yield Column("best %", lambda g: _percent(g.best))
     yield Column("in round", _best_round)
-    yield Column(f"last {LAST} rounds %", _last)
-    yield Column("paper's best %", lambda g: _printed(panel, g))
+    yield Column(f"last {LAST} rounds % (± over rounds)", _last)
+    yield Column("paper's best % (± over seeds)", lambda g: _printed(panel, g))
     yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
     yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
+    yield Column("traffic, GiB a round", lambda g: f"{(g.bytes('up') + g.bytes('down')) / GIB / fmean(g.rounds):.2f}")
     yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}" if g.seconds else NONE)
     yield Column("client steps a s", lambda g: brief(_pace(g)))
 
@@ -65,7 +69,9 @@ def _race(panel: Panel) -> Iterator[Column]:
     yield Column(f"R to {_goal(own)} (ours)", lambda g: _rounds(g.reach(own), g))
     yield Column(f"R to {_goal(theirs)} (paper's)", lambda g: _rounds(g.reach(theirs), g))
     yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
-    yield Column("speed-up in rounds", lambda g: _factor(panel.speed_up(g)))
+    for target in (own, theirs):
+        raced = replace(panel, target=target)
+        yield Column(f"speed-up to {_goal(target)}", lambda g, raced=raced: _factor(raced.speed_up(g)))
     yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
     if panel.timed:
         yield from _times(panel)
@@ -75,17 +81,24 @@ def _times(panel: Panel) -> Iterator[Column]:
     theirs = _paper_target(panel)
     yield Column(f"simulated h to {_goal(panel.target)}", lambda g: _hours(g.reach(panel.target), g))
     yield Column(f"simulated h to {_goal(theirs)}", lambda g: _hours(g.reach(theirs), g))
-    yield Column("paper's h", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
+    yield Column("paper's h, on its devices", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
     ours, paper = ({g.label: f(panel, g) for g in panel.groups} for f in (_hours_a_round, _paper_hours_a_round))
     yield Column("h a round ÷ smofi's", lambda g: _factor(_ratio(ours, g)))
     yield Column("paper's ÷", lambda g: _factor(_ratio(paper, g)))
 
 
 def surroundings(panel: Panel) -> str:
-    """What was run, on what, with which seeds."""
+    """What was run, how, on what, with which seeds."""
     seeds = sorted({trial.run.seed for group in panel.groups for trial in group.trials})
     told = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}. {'; '.join(_machines(panel))}."
-    return "\n".join(["```console", *commands(panel), "```", "", f"{told}{_borrowed(panel)}"])
+    return "\n".join(["```console", *commands(panel), "```", "", f"{told}{_borrowed(panel)}", "", _setup(panel)])
+
+
+def _setup(panel: Panel) -> str:
+    """The settings that all runs have in common, of those that say what is trained on what."""
+    first, *others = (flat(group.run) for group in panel.groups)
+    common = {k: v for k, v in first.items() if k.partition(".")[0] in SETUP and all(o.get(k) == v for o in others)}
+    return f"All of them: {', '.join(f'`{key} = {literal(value)}`' for key, value in common.items())}."
 
 
 def commands(panel: Panel) -> list[str]:
@@ -147,14 +160,29 @@ def findings(panel: Panel) -> Iterator[str]:
         for who, place in (("ours", 0), ("the paper's", 1)):
             yield f"By best accuracy, {who}: {' > '.join(sorted(known, key=lambda k: -known[k][place]))}."
         yield f"Of {count(len(pairs), 'pair')} of runs, {agree} {'is' if agree == 1 else 'are'} in the paper's order."
+    yield from _lead(panel)
     yield from _between_cuts(panel)
     yield from _raced(panel)
+
+
+def _lead(panel: Panel) -> Iterator[str]:
+    """How far SMoFi is above its base, by the best round and by the last ones."""
+    smofi = next((group for group in panel.groups if group.label == SMOFI), None)
+    ours, theirs = (None, None) if smofi is None else (_gain(panel, smofi, f) for f in (_ours, _theirs))
+    if smofi is None or ours is None or theirs is None:
+        return
+    ends = [fmean(found) for g in (smofi, panel.reference) if (found := _last_accuracies(g))]
+    late = f", by the mean of the last {LAST} rounds {_signed(ends[0] - ends[1])}" if len(ends) == 2 else ""
+    base = panel.reference.label
+    yield f"{SMOFI} above {base}: by the best round {_signed(ours)} points{late}; in the paper {_signed(theirs)}."
+    if ours < MUCH * theirs:
+        yield "So the paper's advantage is not seen here, in these rounds and with these seeds."
 
 
 def _raced(panel: Panel) -> Iterator[str]:
     """The targets, and who reaches the paper's within the rounds that ours have."""
     target, most = _paper_target(panel), min(number for group in panel.groups for number in group.rounds)
-    if not _races(panel) or panel.target is None or target is None:
+    if not races(panel) or panel.target is None or target is None:
         return
     yield f"Our target is {panel.rule}, here {_goal(panel.target)}; the paper's is {_goal(target)}."
     printed = {g.label: p.rounds for g in panel.groups if (p := panel.published(g)) and p.rounds.isdecimal()}
@@ -165,12 +193,12 @@ def _raced(panel: Panel) -> Iterator[str]:
     yield f"Runs that reach {_goal(target)} within {count(most, 'round')}: ours {named[0]}; the paper's {named[1]}."
     paces = {label: reach.mean / int(printed[label]) for label, reach in reached if reach.mean and label in printed}
     base = paces.get(panel.reference.label)
-    if base is not None and base < MUCH_SOONER and any(pace > base for pace in paces.values()):
+    if base is not None and base < MUCH and any(pace > base for pace in paces.values()):
         told = ", ".join(f"{label} {pace:.2f}" for label, pace in paces.items())
         yield (
-            f"Rounds to {_goal(target)}, ours as a share of the paper's: {told}. Where the base is so much faster than "
-            "the paper's, less is left to gain over it. Which of the choices that the paper leaves open makes it so is "
-            "not known."
+            f"Rounds to {_goal(target)}, ours as a share of the paper's: {told}. Over a base that is so much faster "
+            "than the paper's, less may be left to gain. Which of the choices that the paper leaves open makes it so "
+            "is not known."
         )
 
 
@@ -184,7 +212,11 @@ def _between_cuts(panel: Panel) -> Iterator[str]:
         if len(groups) > 1:
             ours, theirs = (_first_to_last(panel, groups, f) for f in (_ours, _theirs))
             first, last = (group.label.rpartition("-")[2] for group in (groups[0], groups[-1]))
-            yield f"{method} from {first} to {last}: {_signed(ours)} points, in the paper {_signed(theirs)}."
+            rounds = _range(tuple(number for group in groups for number in group.rounds))
+            yield (
+                f"{method} from {first} to {last}: {_signed(ours)} points after {rounds} rounds, in the paper "
+                f"{_signed(theirs)} at its end."
+            )
 
 
 def _first_to_last(panel: Panel, groups: list[Group], f: Callable[[Panel, Group], float | None]) -> float | None:
@@ -227,7 +259,7 @@ def of_paper(panel: Panel) -> bool:
     return panel.recipe is not None and panel.recipe.of_paper
 
 
-def _races(panel: Panel) -> bool:
+def races(panel: Panel) -> bool:
     """Whether the paper prints rounds to a target."""
     return any(p.rounds for g in panel.groups if (p := panel.published(g)) is not None)
 
@@ -263,9 +295,13 @@ def _best_round(group: Group) -> str:
 
 def _last(group: Group) -> str:
     """Mean and standard deviation over the last rounds of long runs, of all seeds together."""
-    long = [t.history for t in group.trials if len(t.history) >= LONG]
-    shown = [100 * r["test_accuracy"] for history in long for r in history[-LAST:] if "test_accuracy" in r]
+    shown = _last_accuracies(group)
     return f"{fmean(shown):.2f} ± {stdev(shown):.2f}" if len(shown) > 1 else NONE
+
+
+def _last_accuracies(group: Group) -> list[float]:
+    long = [t.history for t in group.trials if len(t.history) >= LONG]
+    return [100 * r["test_accuracy"] for history in long for r in history[-LAST:] if "test_accuracy" in r]
 
 
 def _pace(group: Group) -> float | None:

@@ -131,6 +131,19 @@ def test_low_first_rounds_do_not_waste_the_axis(
     assert len(lines(drawn[0].axes[0])["fedavg"]) == 40
 
 
+def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Figure]) -> None:
+    scattered = [0.5, 0.6, 0.7] * 20
+    left(tmp_path, FEDAVG, scattered)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    axes = drawn[0].axes[0]
+    smoothed, faint = lines(axes)["fedavg"], axes.lines[0]
+    assert axes.get_ylabel() == "test accuracy (%), mean of 9 rounds"
+    assert [y for _, y in smoothed[4:-4]] == pytest.approx([60] * 52)  # three of each in every window
+    assert [smoothed[0], smoothed[1]] == [(1, 50), (2, pytest.approx(60))]  # windows of one and of three
+    assert list(faint.get_ydata()) == pytest.approx([100 * a for a in scattered])
+    assert faint.get_alpha() < 0.5
+
+
 def test_a_target_above_all_lines_is_shown(tmp_path: Path, drawn: list[Figure]) -> None:
     left(tmp_path, FEDAVG, LATE)
     figures.draw(report.compare(report.find([tmp_path]), 0.99), Path("a.png"))

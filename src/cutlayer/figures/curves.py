@@ -19,6 +19,9 @@ START = 0.05  # the part of the rounds in which accuracies may be too low to be 
 WASTE = 0.2  # the part of the axis that the start must take for that
 MANY_SAMPLES = 10_000
 FAR_APART = 10  # times: costs that need a logarithmic axis
+LONG = 50  # rounds, from which on curves are smoothed
+WINDOW = 9  # rounds that are averaged then
+FAINT: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}  # what a smoothed curve is made of
 
 
 class Cost(NamedTuple):
@@ -51,9 +54,11 @@ class Curve(NamedTuple):
 
 
 def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
-    """Lines are means over seeds, bands go from least to most."""
+    """Lines are means over seeds, bands go from least to most; those of long runs are smoothed, over faint ones."""
     alone = len(panels) == 1
-    pairs = grid(figure, len(panels), ylabels=("test accuracy (%)", "" if alone else "test accuracy (%)"))
+    smoothed = any(len(Curve.of(group).rounds) >= LONG for panel in panels for group in panel.groups)
+    accuracy = f"test accuracy (%){f', mean of {WINDOW} rounds' if smoothed else ''}"
+    pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy))
     style = looks([group.label for panel in panels for group in panel.groups])
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
@@ -79,10 +84,18 @@ def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
 def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], style: dict[str, dict[str, Any]]) -> None:
     look, x = style[curve.group.label], curve.places(until)
     marker = "o" if len(x) <= FEW_POINTS else ""
-    axes.plot(x, curve.mean, marker=marker, markersize=3, **look)
+    if len(x) >= LONG:
+        axes.plot(x, curve.mean, color=look["color"], **FAINT)
+    axes.plot(x, smooth(curve.mean) if len(x) >= LONG else curve.mean, marker=marker, markersize=3, **look)
     if len(curve.group.trials) > 1:
         opacity = LIGHT_BAND if len(style) >= MANY else BAND
         axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=opacity, linewidth=0)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means over a window around each value, which is narrower near both ends."""
+    half = [min(WINDOW // 2, i, len(values) - 1 - i) for i in range(len(values))]
+    return [fmean(values[i - h : i + h + 1]) for i, h in enumerate(half)]
 
 
 def _limit_accuracies(axes: "Axes", curves: Sequence[Curve], target: float | None) -> None:

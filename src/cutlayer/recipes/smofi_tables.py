@@ -57,7 +57,7 @@ def smofi_table2() -> Recipe:
             *ON_IMAGES,
             "The paper's table has no row for FedAvg; it is run because its accuracy sets the target.",
             "Devices come from a synthetic pool in place of AI Benchmark and MobiPerf, so hours compare as ratios. "
-            "Sending the client-side models takes no time, as in the paper.",
+            "Sending models takes no time, as in the paper; that flatters FedAvg, whose models are whole.",
             "MergeSFL's largest batch is the batch of the other methods.",
         ),
     )
