@@ -24,6 +24,7 @@ from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
 from cutlayer.kernels import batch_norm as kernels
 from cutlayer.split import Split
+from cutlayer.state import Part
 
 CPU = torch.device("cpu")
 
@@ -61,6 +62,17 @@ def test_so_do_all_cases_optimisers_and_shapes(case: str, opt: str, shape: str, 
 def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
     found = outcome(case, "momentum", "two-part", torch.float64, slots)
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize(("case", "num"), [("fedavg", 1), ("sfl_v1", 2), ("smofi", 2)])
+def test_a_part_has_one_row_in_each_lane(case: str, num: int) -> None:
+    name, options, batching = CASES[case]
+    method = methods.build(name, Split(resnet(), 1), OPTIMISERS["adam"], OPTIMISERS["adam"], **options)
+    sim = simulation(method, images(), clients_of(), batching=batching)
+    sim.engine = engine = Graph(Again(CPU), 5)
+    run(sim, 3)
+    parts = [form for _, form in engine._book.banks if isinstance(form.bare, Part)]
+    assert len(parts) == num  # the client's, and where there is one the server's
 
 
 class Short(Again):

@@ -43,6 +43,19 @@ class Pull:
         return found._replace(buffers=tree.owned(found.buffers))  # the next replay writes them again
 
 
+class Reading(NamedTuple):
+    """A value that a chain reads."""
+
+    slot: int
+    value: Value
+    home: int | None  # the bank of rows that a recording reads it from; a pullback has none
+
+    @property
+    def comes(self) -> bool:
+        """Whether it lies elsewhere and has to be copied there."""
+        return self.home is not None and self.value.home is None
+
+
 class Out(NamedTuple):
     """A value that a chain leaves."""
 
@@ -156,43 +169,53 @@ class Lane:
     def run(self, queue: Queue) -> None:
         """Run what waits in a queue; afterwards the queue has the values of the slots that somebody holds."""
         queue.collect()
-        reads = [queue.values[slot] for slot in queue.reads]
-        for value in reads:
-            self.book.read(value)
+        for slot in queue.reads:
+            self.book.read(queue.values[slot])
         made_at = sorted((n, slot) for slot, n in queue.made.items() if slot in queue.forms)
         outs = [Out(slot, n, queue.forms[slot]) for n, slot in made_at]
         kept = {s: v for s, v in queue.values.items() if s in queue.forms and s not in queue.made}
         if outs:
             self._move_in(queue)
             with self.book.recorder.on(self.number):
-                made = self._run(queue, reads, outs, kept)
-            kept |= {out.slot: made[out.number] for out in outs}
+                kept |= self._run(queue, outs, kept)
         queue.values = kept
         queue.begin()
 
-    def _run(
-        self, queue: Queue, reads: Sequence[Value], outs: Sequence[Out], others: Mapping[int, Value]
-    ) -> dict[int, Value]:
-        """By number, the values that somebody holds of those that the chain makes."""
-        chain = self.book.chain(queue, reads)
-        keeping = self._homes_for(chain, outs, others)
+    def _run(self, queue: Queue, outs: Sequence[Out], others: Mapping[int, Value]) -> dict[int, Value]:
+        """By slot, what the chain makes that somebody holds, and those of the others that moved into rows for it."""
+        reads = self._readings(queue, others)
+        chain = self.book.chain(queue, [r.value for r in reads])
+        coming = {r.slot: r.home for r in reads if r.comes and r.slot in others}
+        keeping = self._homes_for(chain, outs, {s: v._replace(home=coming.get(s, v.home)) for s, v in others.items()})
         recording = self._recording(queue, chain, reads, keeping)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
             return {
-                o.number: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number))
-                for o in outs
+                o.slot: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number)) for o in outs
             }
         self._fill(reads, queue)
         recording.replay()
         homes = {kept.number: kept.home for kept in keeping}
-        return {
-            o.number: Value(o.form, recording.outs.get(o.number, NOT_KEPT), homes.get(o.number), (chain, o.number))
+        moved = {s: others[s]._replace(tree=self.home(home, others[s].form), home=home) for s, home in coming.items()}
+        return moved | {
+            o.slot: Value(o.form, recording.outs.get(o.number, NOT_KEPT), homes.get(o.number), (chain, o.number))
             for o in outs
         }
 
-    def _as_it_is(self, queue: Queue, reads: Sequence[Value], outs: Sequence[Out]) -> dict[int, Tree]:
-        inputs = [lowered(v.form, v.tree) for v in reads]
+    def _readings(self, queue: Queue, others: Mapping[int, Value]) -> list[Reading]:
+        """What the chain reads; values that come from elsewhere go to the first rows that hold nothing of use."""
+        reads = {slot: queue.values[slot] for slot in queue.reads}
+        taken = {(v.form, v.home) for v in (*others.values(), *reads.values())}
+
+        def home(value: Value) -> int | None:
+            if value.form.is_pullback:
+                return None
+            return _first_free(value.form, taken) if value.home is None else value.home
+
+        return [Reading(slot, value, home(value)) for slot, value in reads.items()]
+
+    def _as_it_is(self, queue: Queue, reads: Sequence[Reading], outs: Sequence[Out]) -> dict[int, Tree]:
+        inputs = [lowered(r.value.form, r.value.tree) for r in reads]
         common = {n: lowered(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
         puts = [lowered(form, value.tree) if isinstance(value, Moved) else value for form, value in queue.puts]
@@ -215,22 +238,15 @@ class Lane:
         keeping = []
         for out in outs:
             if out.number in used or (self.book.keeps_all and not out.form.is_pullback):
-                home = next(n for n in range(len(taken) + 1) if (out.form, n) not in taken)
-                taken.add((out.form, home))
-                keeping.append(Kept(out.number, out.form, home))
+                keeping.append(Kept(out.number, out.form, _first_free(out.form, taken)))
         return tuple(keeping)
 
-    def _inputs(self, reads: Sequence[Value]) -> list[Tree]:
-        """Where a recording looks for what it reads; values that come from elsewhere have rows of their own."""
-        return [
-            value.tree
-            if value.form.is_pullback
-            else self.home(("in", k) if value.home is None else value.home, value.form)
-            for k, value in enumerate(reads)
-        ]
+    def _inputs(self, reads: Sequence[Reading]) -> list[Tree]:
+        """Where a recording looks for what it reads."""
+        return [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
 
     def _recording(
-        self, queue: Queue, chain: Chain | None, reads: Sequence[Value], keeping: tuple[Kept, ...]
+        self, queue: Queue, chain: Chain | None, reads: Sequence[Reading], keeping: tuple[Kept, ...]
     ) -> Recording | None:
         """The chain's recording, if it is known well enough to have one."""
         if chain is None or chain.refused is not None or chain.first == self.book.flush:
@@ -240,7 +256,7 @@ class Lane:
             return None  # a pullback cannot move out when the lane's next client comes
         chain.played += 1
         fuse = chain.compiles and (self.book.compiles_at_once or chain.played > FUSE_AFTER)
-        key = chain, tuple(v.home for v in reads), keeping, fuse
+        key = chain, tuple(r.home for r in reads), keeping, fuse
         known = self._recordings.get(key)
         if known is not None:
             return known
@@ -264,7 +280,7 @@ class Lane:
         self,
         what: Hashable,
         queue: Queue,
-        reads: Sequence[Value],
+        reads: Sequence[Reading],
         keeping: tuple[Kept, ...],
         *,
         apart: bool,
@@ -291,11 +307,11 @@ class Lane:
         replay = self.book.recorder.record(self.number, what, trial, body, apart=apart, fuse=fuse)
         return Recording(replay, {**rows, **pulls})
 
-    def _fill(self, reads: Sequence[Value], queue: Queue) -> None:
+    def _fill(self, reads: Sequence[Reading], queue: Queue) -> None:
         """What a chain reads and takes, into the rows where its recording looks for them."""
-        for home, value in zip(self._inputs(reads), reads, strict=True):
-            if value.home is None:
-                copied(home, value.tree)
+        for home, read in zip(self._inputs(reads), reads, strict=True):
+            if read.comes:
+                copied(home, read.value.tree)
         for k, (form, given) in enumerate(queue.puts):
             if isinstance(given, Moved):
                 for dtype, row in self.book.bank(("put", k), form).row(self.number).items():
@@ -335,6 +351,13 @@ def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
     finally:
         for home, value in before:
             copied(home, value)
+
+
+def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
+    """The first bank of rows for values of a form that is not taken; it is from now on."""
+    home = next(n for n in range(len(taken) + 1) if (form, n) not in taken)
+    taken.add((form, home))
+    return home
 
 
 def lowered(form: Form, value: Tree) -> Tree:
