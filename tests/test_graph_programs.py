@@ -6,11 +6,11 @@ A program is played many times, so that its chains are recorded, and now and the
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from test_graph_memory import played
+from test_graph_memory import Scaled, played
 from torch import Tensor
 
 from cutlayer.engines.base import Engine
@@ -26,12 +26,6 @@ WEIGHTS = {0: 0.5, 1: 0.25, 2: 0.25}
 PLAYS = 12
 OTHER_EVERY = 5
 OTHER = 1000  # what the seed of the other program is more
-
-
-class Scaled(NamedTuple):
-    """A part of one parameter."""
-
-    params: dict[str, Tensor]
 
 
 def mixed(a: Tensor, b: Tensor) -> Tensor:
