@@ -168,8 +168,10 @@ def findings(panel: Panel) -> Iterator[str]:
 def _lead(panel: Panel) -> Iterator[str]:
     """How far SMoFi is above its base, by the best round and by the last ones."""
     smofi = next((group for group in panel.groups if group.label == SMOFI), None)
-    ours, theirs = (None, None) if smofi is None else (_gain(panel, smofi, f) for f in (_ours, _theirs))
-    if smofi is None or ours is None or theirs is None:
+    if smofi is None:
+        return
+    ours, theirs = (_gain(panel, smofi, f) for f in (_ours, _theirs))
+    if ours is None or theirs is None:
         return
     ends = [fmean(found) for g in (smofi, panel.reference) if (found := _last_accuracies(g))]
     late = f", by the mean of the last {LAST} rounds {_signed(ends[0] - ends[1])}" if len(ends) == 2 else ""

@@ -1,7 +1,7 @@
 """A method in simulation: all clients of a partition on this machine, round after round."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,33 +148,45 @@ class Simulation:
         return State(*settled(tuple(state)))
 
     def _recorded(self, state: State, ids: tuple[int, ...]) -> State:
-        """A round for which recordings kept too little, or memory was too short, did not happen; it is played again."""
-        stored = [s for s in (*self.meters, self.clock, self._memory) if isinstance(s, Restorable)]
-        before = [s.content() for s in stored]
-        attempt = 0
-        while True:  # not for ever: in the end everything is kept, and one client at a time has memory
-            attempt += 1
+        """A round for which memory was too short did not happen; it begins again with half as many that have some."""
+        rewind = self._bookmark()
+        while True:  # not for ever: in the end one client at a time has memory
             engine = self.engine
             assert isinstance(engine, Graph)
             try:
-                return self._timed(engine, state, ids)
-            except NotKept:
-                engine.forget(keep_all=attempt >= MOST_SURPRISES)
-                log.info("engine graph: round %d is played again, with more kept of it", state.round + 1)
-                enough = True
+                return self._kept(engine, state, ids, rewind)
             except BaseException as error:
                 engine.forget()
                 if not out_of_memory(error):
                     raise
                 if engine.slots == 1:
                     raise ConfigError(TOO_SHORT) from error
-                enough = False
-            for one, content in zip(stored, before, strict=True):
+            rewind()  # and the rest here, where the error holds nothing of the engine any more
+            self.engine = engine = _halved(engine)
+            release()
+
+    def _kept(self, engine: Graph, state: State, ids: tuple[int, ...], rewind: Callable[[], None]) -> State:
+        """A round in which a recording turned out to keep too little did not happen, and is played again."""
+        attempt = 0
+        while True:  # not for ever: in the end everything is kept
+            attempt += 1
+            try:
+                return self._timed(engine, state, ids)
+            except NotKept:
+                engine.forget(keep_all=attempt >= MOST_SURPRISES)
+                log.info("engine graph: round %d is played again, with more kept of it", state.round + 1)
+                rewind()
+
+    def _bookmark(self) -> Callable[[], None]:
+        """What goes back to now: meters, the clock and what clients keep."""
+        stored = [s for s in (*self.meters, self.clock, self._memory) if isinstance(s, Restorable)]
+        now = [s.content() for s in stored]
+
+        def rewind() -> None:
+            for one, content in zip(stored, now, strict=True):
                 one.restore(content)
-            if not enough:  # here, where the error holds nothing any more
-                self.engine = engine = _halved(engine)
-                attempt = 0
-                release()
+
+        return rewind
 
     def _run(
         self,

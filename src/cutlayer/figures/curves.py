@@ -49,6 +49,10 @@ class Curve(NamedTuple):
         found = [[100 * t.accuracies[r] for t in group.trials] for r in rounds]
         return cls(group, rounds, [min(f) for f in found], [fmean(f) for f in found], [max(f) for f in found])
 
+    @property
+    def is_long(self) -> bool:
+        return len(self.rounds) >= LONG
+
     def places(self, until: Callable[[Trial, int], float]) -> list[float]:
         return [fmean(until(t, r) for t in self.group.trials) for r in self.rounds]
 
@@ -56,15 +60,15 @@ class Curve(NamedTuple):
 def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
     """Lines are means over seeds, bands go from least to most; those of long runs are smoothed, over faint ones."""
     alone = len(panels) == 1
-    smoothed = any(len(Curve.of(group).rounds) >= LONG for panel in panels for group in panel.groups)
+    drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
+    smoothed = any(curve.is_long for curves in drawn for curve in curves)
     accuracy = f"test accuracy (%){f', mean of {WINDOW} rounds' if smoothed else ''}"
     pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy))
     style = looks([group.label for panel in panels for group in panel.groups])
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
-    for panel, title, (by_axis, by_cost) in zip(panels, titles(panels), pairs, strict=True):
+    for panel, title, curves, (by_axis, by_cost) in zip(panels, titles(panels), drawn, pairs, strict=True):
         axis, cost = _costs(panel)
-        curves = [curve for group in panel.groups if (curve := Curve.of(group)).rounds]
         for curve in curves:
             _draw(curve, by_axis, axis.until, style)
             _draw(curve, by_cost, cost.until, style)
@@ -84,9 +88,9 @@ def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
 def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], style: dict[str, dict[str, Any]]) -> None:
     look, x = style[curve.group.label], curve.places(until)
     marker = "o" if len(x) <= FEW_POINTS else ""
-    if len(x) >= LONG:
+    if curve.is_long:
         axes.plot(x, curve.mean, color=look["color"], **FAINT)
-    axes.plot(x, smooth(curve.mean) if len(x) >= LONG else curve.mean, marker=marker, markersize=3, **look)
+    axes.plot(x, smooth(curve.mean) if curve.is_long else curve.mean, marker=marker, markersize=3, **look)
     if len(curve.group.trials) > 1:
         opacity = LIGHT_BAND if len(style) >= MANY else BAND
         axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=opacity, linewidth=0)
