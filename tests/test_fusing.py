@@ -1,5 +1,7 @@
 """Specifies functions that are compiled: the same values and gradients, or the function itself with the reason."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from test_rows import begun, gradients, laid_out, stepped
 from torch import Tensor, nn
 
 from cutlayer import optim, tree
-from cutlayer.calculus import vjp
+from cutlayer.calculus import Pull, vjp
 from cutlayer.engines.graph.forms import Forms
 from cutlayer.engines.graph.lane import lowered
 from cutlayer.fusing import Fused, fused, fusing, outliving
@@ -165,6 +167,37 @@ def test_a_compiled_pullback_that_lasts_can_be_asked_again_whatever_others_did(e
     assert len(eager) == 2
     for grads in found:
         agree(grads.params, once.params, 0)
+
+
+def saved_twice(w: Tensor, x: Tensor) -> Tensor:
+    """A backward pass that may write over what it saved does so, in torch's own code for a CPU."""
+    h = torch.tanh(x @ w)
+    h = torch.sin(h * h)
+    return torch.tanh(h.sum(0) * h)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_compilers_cache_gives_a_pullback_that_lasts_no_code_of_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    random = torch.Generator().manual_seed(0)
+    w, x, ask = (torch.randn(rows, 64, generator=random) for rows in (64, 128, 128))
+
+    def pullback() -> Pull:
+        fast = Fused(saved_twice)  # a new one, as in another process that finds the same cache
+        return vjp(lambda part, x: (fast(part.params["w"], x), {}), [Model({"w": w}, {}, {}), x], None)[1]
+
+    with fusing():
+        once = pullback()(ask)
+        with outliving():
+            lasting = pullback()
+        found = [lasting(ask, again=True) for _ in range(3)]
+    torch.compiler.reset()
+    assert any(tmp_path.rglob("*"))  # it was compiled in earnest
+    for grads in found:
+        agree(grads.params, once.params, 1e-6)
 
 
 def wrong(x: Tensor) -> Tensor:

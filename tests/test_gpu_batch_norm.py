@@ -77,7 +77,8 @@ def test_a_channel_with_no_number_is_told_of_by_all_its_values(shape: tuple[int,
     values[0][0, 0, 0, 0] = odd
     own, plain = (forward(*values, 0.1, 1e-5, True) for forward in (batch_norm, plain_forward))
     assert plain[0][:, 0].isnan().all() and plain[-1][0].isnan()
-    assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(own, plain, strict=True))
+    assert all(torch.equal(a.isfinite(), b.isfinite()) for a, b in zip(own, plain, strict=True))
+    assert own[0][:, 0].isnan().all() and own[-1][0].isnan()  # a mean may be NaN where the plain one is infinite
 
 
 def test_values_far_from_zero_keep_their_digits() -> None:

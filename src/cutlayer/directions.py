@@ -10,6 +10,7 @@ of its own.
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,18 +116,40 @@ def log(x: Tensor) -> Tensor:
     x = m 2^e with m in [0.70, 1.41), and log m = 2 artanh(s) with s = (m - 1) / (m + 1), as a series in s².
     """
     half = 0x3FE6A09E00000000  # the bits of 0.7071...: numbers from there to twice that keep the exponent 0
-    exponent = (x.view(torch.int64) - half) >> 52
-    m = (x.view(torch.int64) - (exponent << 52)).view(torch.float64)
+    bits = _seen_as(x, torch.int64)
+    exponent = (bits - half) >> 52
+    m = _seen_as(bits - (exponent << 52), torch.float64)
     s = (m - 1.0) / (m + 1.0)
     return exponent.double() * LOG2 + 2.0 * s * _polynomial(s * s, [1 / (2 * k + 1) for k in range(10)])
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root of float64 numbers, to about 1e-15: Newton's iteration from half the exponent; of 0, next to 0."""
-    root = ((x.view(torch.int64) >> 1) + HALF_EXPONENT).view(torch.float64)
+    root = _seen_as((_seen_as(x, torch.int64) >> 1) + HALF_EXPONENT, torch.float64)
     for _ in range(4):  # 0.035, 6e-4, 2e-7, 2e-14 and 2e-28 of relative error, but for rounding
         root = (root + x / root) * 0.5
     return root
+
+
+class _View(torch.autograd.Function):
+    """The same bits as numbers of another type. `vmap` cannot do that with `Tensor.view` in torch 2.11 and before."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is differentiated here."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int | None]:
+        return _seen_as(x, dtype), in_dims[0]
+
+
+def _seen_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    seen: Tensor = _View.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return seen
 
 
 def sine_and_cosine(turns: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,9 +136,14 @@ def _in_fewer_kernels(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """The same in fewer kernels, which are chosen by rules: by timing, the same seed would not give the same bits."""
     import torch._inductor.config as inductor
 
-    by_rules = BACKEND == "inductor" and hasattr(inductor, "deterministic")
-    options: dict[str, Any] | None = {"deterministic": True} if by_rules else None
-    return torch.compile(traced, backend=BACKEND, dynamic=False, fullgraph=True, options=options)
+    options: dict[str, Any] = {}
+    if BACKEND == "inductor":
+        # The compiler's cache looks at options, but not at whether a backward pass may write over what was saved for
+        # it: code that may was given to pullbacks that last, with other gradients each time. This one does nothing.
+        options["benchmark_harness"] = not _outliving.get()
+        if hasattr(inductor, "deterministic"):
+            options["deterministic"] = True
+    return torch.compile(traced, backend=BACKEND, dynamic=False, fullgraph=True, options=options or None)
 
 
 def _has_backward_of_its_own(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> bool:
