@@ -187,6 +187,9 @@ def _raced(panel: Panel) -> Iterator[str]:
     if not races(panel) or panel.target is None or target is None:
         return
     yield f"Our target is {panel.rule}, here {_goal(panel.target)}; the paper's is {_goal(target)}."
+    own_bases = [group.label for group in panel.references if group is not panel.reference]
+    if own_bases:
+        yield f"Speed-ups of {' and '.join(own_bases)} are over themselves: the paper adds other methods to them."
     printed = {g.label: p.rounds for g in panel.groups if (p := panel.published(g)) and p.rounds.isdecimal()}
     theirs = [f"{label} ({number})" for label, number in printed.items() if int(number) <= most]
     reached = [(group.label, group.reach(target)) for group in panel.groups]

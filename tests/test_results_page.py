@@ -122,6 +122,12 @@ def test_a_base_that_is_much_faster_than_the_papers_is_told_of(results_page: Mod
     assert [told in page for page in pages] == [True, False]
 
 
+def test_a_run_that_is_a_base_of_its_own_says_so(results_page: ModuleType, tmp_path: Path) -> None:
+    for name in ("fedavg", "fedprox"):
+        left(tmp_path, f"smofi_table1/cifar10/{name}", (0.5, 0.8))
+    assert "Speed-ups of fedprox are over themselves" in results_page.page(results_page.panels(tmp_path))
+
+
 def test_the_text_tells_how_it_was_made_and_where_it_differs(results_page: ModuleType, tmp_path: Path) -> None:
     left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2, 0.6])
     left(tmp_path, "smofi_table1/cifar10/fedavgm", [0.2, 0.5])
