@@ -18,7 +18,7 @@ import tarfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from cutlayer.checks import check_device
 from cutlayer.config import Run
 from cutlayer.errors import ConfigError, CutlayerError, DataError, UnknownNameError
 from cutlayer.folder import Folder, read_lines, write
-from cutlayer.run import execute
+from cutlayer.run import difference, execute
 from cutlayer.scarcity import release
 from cutlayer.training import Record, Training
 from cutlayer.trials import find, load
@@ -128,13 +128,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", help="fp32, tf32 or bf16; by default the recipe's")
     parser.add_argument("--rounds", type=int, help="of names without their own; by default, and at most, the recipe's")
     parser.add_argument("--seed", type=int, default=0, help="0 by default")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end cleanly before these are over")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help=f"end cleanly before these are over; no run is begun in the last {TO_START:.0f}",
+    )
     parser.add_argument("--checkpoint-every", type=int, default=5, metavar="ROUNDS", help="5 by default")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="as of `cutlayer run`; may be repeated")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help=f"write {ARCHIVE} of all runs there at the end")
     args = parser.parse_intermixed_args(arguments)
     if not args.names and args.collect is None:
         parser.error("name at least one run, or pack those that are there with --collect")
+    if not args.seconds > 0:
+        parser.error(f"--seconds is to be above 0, and not {args.seconds:g}")
     return args
 
 
@@ -147,7 +154,7 @@ def chosen(args: argparse.Namespace) -> list[Run]:
     for word in args.names:
         name, colon, own = word.partition(":")
         if colon and not own.isdecimal():
-            raise ConfigError(f"the rounds of {word!r} are no number; write for example {name}:20")
+            raise ConfigError(f"the rounds of {word!r} are no number above 0; write for example {name}:20")
         most = int(own) if colon else args.rounds
         for run in named(name):
             short = {**changes, "rounds": run.rounds if most is None else min(most, run.rounds)}
@@ -192,13 +199,9 @@ def check(runs: Sequence[Run], args: argparse.Namespace) -> None:
 
 def check_same(folder: Folder, run: Run) -> None:
     """A folder answers only for the run that it holds, of whatever length."""
-    there, here = (flat(replace(one, rounds=1)) for one in (folder.run(), run))
-    for key in {**there, **here}:
-        if there.get(key) != here.get(key):
-            raise ConfigError(
-                f"{folder.path} holds another run: {key} is {there.get(key)} there and {here.get(key)} here; "
-                "ask for it as it is, or choose another --runs"
-            )
+    found = difference(config.as_dict(folder.run()), run)
+    if found:
+        raise ConfigError(f"{folder.path} holds another run: {found}; ask for it as it is, or choose another --runs")
 
 
 def flat(run: Run) -> dict[str, Any]:

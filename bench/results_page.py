@@ -28,10 +28,10 @@ INTRODUCTION = """\
 # Results
 
 Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
-too. Accuracies are of the test set, after a round, in per cent; "best" is the best round of that set, and
-so a little too high. The mean and the standard deviation of the last ten rounds of long runs show how far single rounds
-scatter. Client steps a second leave out the first round of each session, which sets up the engine. The commands look
-for data sets in the folder of CUTLAYER_DATA.
+too; a run that serves two tables is kept for one of them. Accuracies are of the test set, after a round, in per cent;
+"best" is the best round of that set, and so a little too high. The mean and the standard deviation of the last ten
+rounds of long runs show how far single rounds scatter. Client steps a second leave out the first round of each
+session, which sets up the engine. The commands look for data sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print, whose best rounds are of the test set as well. R is the first round

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from headline import NONE, OPTIONS, brief, count, flat, pace
@@ -160,9 +160,21 @@ def findings(panel: Panel) -> Iterator[str]:
         for who, place in (("ours", 0), ("the paper's", 1)):
             yield f"By best accuracy, {who}: {' > '.join(sorted(known, key=lambda k: -known[k][place]))}."
         yield f"Of {count(len(pairs), 'pair')} of runs, {agree} {'is' if agree == 1 else 'are'} in the paper's order."
+    yield from _scatter(panel)
     yield from _lead(panel)
     yield from _between_cuts(panel)
     yield from _raced(panel)
+
+
+def _scatter(panel: Panel) -> Iterator[str]:
+    """Whether runs differ by more than the rounds of one."""
+    best = [found for group in panel.groups if (found := _ours(panel, group)) is not None]
+    rounds = [stdev(found) for group in panel.groups if len(found := _last_accuracies(group)) > 1]
+    if len(best) > 1 and rounds and max(best) - min(best) < median(rounds):
+        yield (
+            f"All best rounds lie within {max(best) - min(best):.2f} points, and the last {LAST} rounds of a run "
+            f"scatter by {min(rounds):.1f} to {max(rounds):.1f}: with so few seeds the order says little."
+        )
 
 
 def _lead(panel: Panel) -> Iterator[str]:

@@ -140,6 +140,7 @@ def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Fi
     assert axes.get_ylabel() == "test accuracy (%), mean of 9 rounds"
     assert [y for _, y in smoothed[4:-4]] == pytest.approx([60] * 52)  # three of each in every window
     assert [smoothed[0], smoothed[1]] == [(1, 50), (2, pytest.approx(60))]  # windows of one and of three
+    assert smoothed[-1] == (60, pytest.approx((60 + 70 + 50 + 60 + 70) / 5))
     assert list(faint.get_ydata()) == pytest.approx([100 * a for a in scattered])
     assert faint.get_alpha() < 0.5
 

@@ -123,8 +123,9 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
         ("digits --engine graf", "unknown engine 'graf' in digits; did you mean 'graph' or "),
         ("digits --device cuda:99", "device 'cuda:99' cannot be used here: "),
         ("digits --data nowhere", "there is no folder nowhere; --data is the one that holds the data sets"),
-        ("digits:x", "the rounds of 'digits:x' are no number; write for example digits:20"),
-        ("digits:", "the rounds of 'digits:' are no number; write for example digits:20"),
+        ("digits:x", "the rounds of 'digits:x' are no number above 0; write for example digits:20"),
+        ("--seconds -5 digits:1", "--seconds is to be above 0, and not -5; see --help"),
+        ("digits:", "the rounds of 'digits:' are no number above 0; write for example digits:20"),
         ("digits:0", "digits:0: rounds is 0; it must be at least 1"),
         ("digits --rounds x", "argument --rounds: invalid int value: 'x'; see --help"),
         ("digits --set method", "--set 'method' is not key=value; "),
@@ -155,11 +156,11 @@ def test_the_advice_is_in_the_words_of_this_script(
 @pytest.mark.parametrize(
     ("words", "difference"),
     [
-        ("--precision bf16", "precision is fp32 there and bf16 here"),
-        ("--engine loop", "engine is auto there and loop here"),
+        ("--precision bf16", "precision is 'fp32' there and 'bf16' here"),
+        ("--engine loop", "engine is 'auto' there and 'loop' here"),
         ("--set optimiser.lr=0.5", "optimiser.lr is 0.1 there and 0.5 here"),
-        ("--set method=sfl_v1", "method is fedavg there and sfl_v1 here"),
-        ("--set chunk=3", "chunk is None there and 3 here"),
+        ("--set method=sfl_v1", "method is 'fedavg' there and 'sfl_v1' here"),
+        ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'auto' there and 'loop' here"),
     ],
 )
 def test_a_folder_answers_only_for_the_run_that_it_holds(

@@ -196,6 +196,14 @@ def test_inputs_and_model_of_different_types_are_named() -> None:
     )
 
 
+def test_a_model_and_data_on_different_devices_are_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat().to("meta")))
+    assert str(error.value) == (
+        "the model is on meta and the data are on cpu; move one of them, with data.to(...) or model.to(...)"
+    )
+
+
 def test_several_inputs_are_named_with_their_shapes() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

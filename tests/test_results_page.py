@@ -110,6 +110,15 @@ def test_the_last_rounds_of_long_runs_tell_how_much_one_says(results_page: Modul
     assert [row["last 10 rounds % (± over rounds)"] for row in (fedavg, smofi)] == ["50.00 ± 10.54", "–"]
 
 
+def test_an_order_within_the_scatter_of_rounds_says_little(results_page: ModuleType, tmp_path: Path) -> None:
+    said = []
+    for folder, best in ((tmp_path / "near", 0.65), (tmp_path / "far", 0.8)):
+        left(folder, "smofi_table1/cifar10/fedavg", [0.1] * 20 + [0.4, 0.6] * 5)  # a deviation of 10.5 points
+        left(folder, "smofi_table1/cifar10/smofi", [0.1] * 20 + [0.4, best] * 5)  # of 13.2, or of 21.1
+        said.append("the order says little" in results_page.page(results_page.panels(folder)))
+    assert said == [True, False]
+
+
 def test_a_base_that_is_much_faster_than_the_papers_is_told_of(results_page: ModuleType, tmp_path: Path) -> None:
     pages = []
     for folder, until in ((tmp_path / "faster", 9), (tmp_path / "as fast", 199)):

@@ -278,6 +278,21 @@ def test_a_run_may_be_given_more_rounds_but_not_fewer_than_it_has_done(folder: F
     assert left == expected
 
 
+def test_how_often_a_run_leaves_checkpoints_and_how_many_clients_have_memory_may_change(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped(replace(SMALL, checkpoint_every=4), folder)  # before the first checkpoint
+    with pytest.raises(Stopped):
+        execute(replace(SMALL, checkpoint_every=2), folder, resume=True, on_round=stop_after(3))
+    assert folder.store.rounds() == [2]
+    execute(replace(SMALL, chunk=1), folder, resume=True)
+    expected = (
+        f"{folder.path} was started with chunk None and goes on with 1: its numbers may differ in their last digits"
+    )
+    assert caplog.messages == [expected]
+    assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()  # the loop engine's do not
+
+
 def test_a_finished_run_has_nothing_to_do_and_says_so(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     execute(SMALL, folder)
     before = {p: p.stat().st_mtime_ns for p in folder.path.rglob("*")}

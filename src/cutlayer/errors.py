@@ -34,7 +34,7 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, known: Iterable[str], where: str = "") -> None:
         options = sorted(known)
-        near = get_close_matches(name, options, n=3, cutoff=0.5)
+        near = get_close_matches(str(name), options, n=3, cutoff=0.5)  # from Python it may be anything
         hint = f"known: {', '.join(options)}." if options else "it has none."
         if near:
             hint = f"did you mean {' or '.join(repr(n) for n in near)}?"

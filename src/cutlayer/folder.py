@@ -136,7 +136,7 @@ def writing(what: str, path: Path, advice: str = GO_ON) -> Iterator[None]:
 def write(path: Path, content: bytes | str, advice: str = GO_ON) -> None:
     """Put a whole file in place at once; one that has this content already is not touched."""
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and path.read_bytes() == data:
+    if path.is_file() and path.read_bytes() == data:
         return
     partial = path.with_name(path.name + ".partial")
     with writing(path.name, path.parent, advice):

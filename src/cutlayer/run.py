@@ -29,7 +29,8 @@ __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
 Make = Callable[[Run, str | None], Training]
-LENGTH = ("rounds", "until_converged", "until_accuracy", "until_samples")  # what may change when a run goes on
+# What may change when a run goes on: its length, when it leaves checkpoints, how many clients have memory at a time.
+MAY_CHANGE = ("rounds", "until_converged", "until_accuracy", "until_samples", "checkpoint_every", "chunk")
 
 
 def execute(
@@ -192,7 +193,7 @@ def _resumed(run: Run, folder: Folder, make: Make) -> Training:
         training.simulation.clock.restore(content["clock"])
     training.simulation.memory.restore(content.get("memory", {}))
     write(folder.config, config.dumps(run))  # it may have more rounds now
-    _compare_surroundings(run, folder)
+    _compare_surroundings(run, folder, manifest["config"].get("chunk"))
     return training
 
 
@@ -200,7 +201,7 @@ def _check_first_round(run: Run, folder: Folder) -> None:
     """A run without a checkpoint begins again, unless it must have had one."""
     _check_same(config.as_dict(folder.run()), run, folder)
     done = len(folder.history())
-    if done > run.checkpoint_every:
+    if done > folder.run().checkpoint_every:
         raise CheckpointError(
             f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
             "or start over with --overwrite"
@@ -208,17 +209,22 @@ def _check_first_round(run: Run, folder: Folder) -> None:
 
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
-    """The configurations must agree in all but the length of the run."""
+    found = difference(then, run)
+    if found:
+        raise CheckpointError(
+            f"{folder.path} holds a run of another configuration: {found}; "
+            "resume it with its own, start over with --overwrite, or choose another --out"
+        )
+
+
+def difference(then: Mapping[str, Any], run: Run) -> str:
+    """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
     then = {**config.as_dict(Run()), **then}  # a key that there was not yet had its default
     there, here = (
-        {key: value for key, value in json.loads(json.dumps(c)).items() if key not in LENGTH}
+        {key: value for key, value in json.loads(json.dumps(c)).items() if key not in MAY_CHANGE}
         for c in (then, config.as_dict(run))
     )
-    for key, old, new in _differences(there, here):
-        raise CheckpointError(
-            f"{folder.path} holds a run of another configuration: {key} is {old!r} there and "
-            f"{new!r} here; resume it with its own, start over with --overwrite, or choose another --out"
-        )
+    return ", ".join(f"{key} is {old!r} there and {new!r} here" for key, old, new in _differences(there, here))
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -227,7 +233,7 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str 
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _differences(old, new, f"{prefix}{key}.")
         elif old != new:
-            yield prefix + key, old, new
+            yield (prefix + key).removesuffix(".name"), old, new
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
@@ -248,14 +254,14 @@ def _write_surroundings(training: Training, run: Run, folder: Folder, advice: st
     write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
 
 
-def _compare_surroundings(run: Run, folder: Folder) -> None:
-    then = folder.surroundings()
-    for key, now in environment(run.device).items():
-        if key in then and then[key] != now:
+def _compare_surroundings(run: Run, folder: Folder, chunk: int | None) -> None:
+    then, now = {**folder.surroundings(), "chunk": chunk}, {**environment(run.device), "chunk": run.chunk}
+    for key in now:
+        if key in then and then[key] != now[key]:
             log.warning(
                 "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",
                 folder.path,
                 key,
                 then[key],
-                now,
+                now[key],
             )

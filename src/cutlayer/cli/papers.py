@@ -71,7 +71,7 @@ def _columns(panel: Panel) -> Iterator[Column]:
     if not paper_like:
         yield Column("up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}")
         yield Column("down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}")
-        yield Column("wall\nseconds", lambda g: f"{g.seconds:,.1f}")
+        yield Column("wall\nseconds", lambda g: f"{g.seconds:,.1f}" if g.seconds else "–")
     if any(g.stopped for g in panel.groups):
         yield Column("stopped", lambda g: str(g.stopped))
 

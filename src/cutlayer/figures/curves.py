@@ -97,8 +97,8 @@ def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], styl
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Means over a window around each value, which is narrower near both ends."""
-    half = [min(WINDOW // 2, i, len(values) - 1 - i) for i in range(len(values))]
+    """Means over a window around each value: narrower near the beginning, where curves are steep; cut at the end."""
+    half = [min(WINDOW // 2, i) for i in range(len(values))]
     return [fmean(values[i - h : i + h + 1]) for i, h in enumerate(half)]
 
 

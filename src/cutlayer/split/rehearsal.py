@@ -43,6 +43,12 @@ def misfit(error: Exception, x: Any, model: Model) -> str:
             f"the model does not fit the data: inputs are {inputs} and the model is {values}; cast one of them, "
             "with data.cast(...) or model.to(...)"
         )
+    places, home = ({str(a.device) for a in some} for some in (tree.tensors(x), model.params.values()))
+    if places and home and not places & home:
+        return (
+            f"the model is on {' and '.join(sorted(home))} and the data are on {' and '.join(sorted(places))}; "
+            "move one of them, with data.to(...) or model.to(...)"
+        )
     shapes = tree.map(lambda a: tuple(a.shape[1:]), x)
     return (
         f"the model does not fit the data: {reason(error).rstrip('.')}; "
