@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install run test test-slow check format bench clean
+.PHONY: install run test test-slow test-gpu check format bench clean
 
 install: $(READY)
 
@@ -17,6 +17,10 @@ test: check
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadgroup
+
+# On a machine with a GPU, where .venv has a torch for it; elsewhere all of them are skipped.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -148,6 +148,49 @@ def callables_that_are_equal(engine: Engine) -> Iterator[Any]:
             yield made, [type(value[0]) for value in made]
 
 
+def one(j: int, value: Any) -> PerClient:
+    """A value of one client."""
+    if isinstance(value, Tensor):
+        return PerClient("server", [Block((j,), value[None], stacked=True)])
+    return PerClient("server", [Block((j,), value, stacked=False)])
+
+
+def summed(a: Tensor) -> Tensor:
+    return a.sum(0)
+
+
+def clients_that_come_with_another_shape(engine: Engine) -> Iterator[Any]:
+    """The last client's function is not known for its shape, so it runs at once, while those of the others wait."""
+    for k in range(6):
+        sizes = {3 * k: 4, 3 * k + 1: 4, 3 * k + 2: 2 + k % 3}
+        x = PerClient("server", [Block((j,), torch.ones(1, size, 2), stacked=True) for j, size in sizes.items()])
+        sums = PerClient("server", engine.call(summed, (x,), tuple(sizes)))
+        more = engine.call(tenfold, (sums,), tuple(sizes))
+        last = engine.once(plus_one, [sums.at(3 * k + 2)])
+        yield [engine.real(a).tolist() for a in (last, *(block.tree for block in more))]
+
+
+def square(a: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return (a * a).sum(), {}
+
+
+def first_value_from_another_client(engine: Engine) -> Iterator[Any]:
+    """It is fetched before the client has anything of its own, and another one comes before its pullback is asked."""
+
+    def slopes(k: int) -> list[Any]:
+        given = PerClient("server", engine.call(plus_one, (one(0, torch.full((2,), float(k))),), (0,)))
+        made = []
+        for j, value in ((1, given.at(0)), (2, torch.full((2,), 100.0 * k))):
+            (block,) = engine.vjp(square, (one(j, value),), (j,), cut=0)
+            engine.real(block.tree[0])
+            made.append((j, block.tree[1]))
+        asked = (engine.pull(one(j, pull), one(j, torch.ones(())))[0].tree for j, pull in made)
+        return [engine.real(found).cut.tolist() for found in asked]
+
+    for k in range(8):
+        yield slopes(k)  # after which nobody holds anything
+
+
 SCENES: tuple[Scene, ...] = (
     same_functions_on_other_values,
     shared_value_or_plain_number,
@@ -158,6 +201,8 @@ SCENES: tuple[Scene, ...] = (
     means_of_one_client,
     pairs_of_another_client,
     callables_that_are_equal,
+    clients_that_come_with_another_shape,
+    first_value_from_another_client,
 )
 
 
@@ -170,7 +215,7 @@ def played(scene: Scene, engine: Graph) -> list[Any]:
             engine.forget()
 
 
-@pytest.mark.parametrize("slots", (1, 2))
+@pytest.mark.parametrize("slots", (1, 2, 3))
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_recordings_show_what_the_loop_engine_shows(scene: Scene, slots: int) -> None:
     engine = Graph(Again(CPU), slots)

@@ -177,9 +177,8 @@ class Graph:
     # -- chains -----------------------------------------------------------------------------------------------------
 
     def _queue(self, j: int) -> Queue:
-        if j not in self._queues:
-            self._queues[j] = Queue(j)
-        return self._queues[j]
+        """A client's queue; it is the client's from when something is in it, as chains that run drop empty ones."""
+        return self._queues[j] if j in self._queues else Queue(j)
 
     def _each(
         self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
@@ -214,7 +213,7 @@ class Graph:
             return refs
         args = tuple(_encoded(value, form, queue) for value, form in zip(values, given, strict=True))
         function = None if fn is None else self._function(name, fn)
-        self._waiting[queue.client] = queue
+        self._queues[queue.client] = self._waiting[queue.client] = queue
         self._since_load |= self._loaded
         return queue.add(Command(how, function, args, cut), forms)
 
@@ -227,6 +226,7 @@ class Graph:
         self._flush()  # what is made now must not take a slot that a waiting chain still reads
         results = done(how, fn, [self.real(a) for a in arguments], cut)
         forms = tuple(self._forms.pullback() if callable(r) else self._forms.of(r) for r in results)
+        self._queues[queue.client] = queue
         refs = [queue.held(form) for form in forms]
         for ref, result in zip(refs, results, strict=True):
             queue.values[ref.cell.slot] = Value(ref.form, result)

@@ -109,7 +109,8 @@ class Cuda:
         except BaseException:
             with suppress(RuntimeError):  # which would only tell that there was an error
                 graph.capture_end()
-            self._pools[stream] = torch.cuda.graph_pool_handle()  # the old one may be half open
+            if not apart:
+                self._pools[stream] = torch.cuda.graph_pool_handle()  # the old one may be half open
             raise
         graph.capture_end()
         return graph.replay
