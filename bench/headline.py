@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 from cutlayer import config, recipes
@@ -34,6 +35,7 @@ from cutlayer.trials import find, load
 
 KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
 SESSIONS = "sessions.jsonl"  # beside a run's own files: the first round of each session
+REMARKS = "remarks.txt"  # and what is to be known of its results
 ARCHIVE = "headline.tar.gz"
 NONE = "–"
 TOLD_EVERY = 10  # rounds
@@ -244,8 +246,8 @@ def told(folder: Folder, run: Run) -> str:
     rounds = f"{done} of {run.rounds} rounds" if done <= run.rounds else f"{done} rounds, {run.rounds} asked for"
     return (
         f"{run.name}: {rounds}, best {percent(trial.best)}, final {percent(trial.final)}, "
-        f"{trial.seconds:.0f} s of rounds, {brief(pace(folder))} client steps a second (of {run.batching.size} "
-        f"samples), engine {folder.surroundings().get('engine')}"
+        f"{trial.seconds:.0f} s of rounds, {brief(pace(folder))} samples a second, engine "
+        f"{folder.surroundings().get('engine')}"
     )
 
 
@@ -261,12 +263,18 @@ def sessions(folder: Folder) -> set[int]:
 
 
 def pace(folder: Folder) -> float | None:
-    """Client steps a second, without the first round of each session, which sets up the engine."""
+    """Samples a second in the median round, of those that begin no session: others set up or compile the engine."""
     first = sessions(folder)
-    seconds = {line["round"]: line["seconds"] for line in folder.times() if line["round"] not in first}
     samples = {record["round"]: record["samples"] for record in folder.history()}
-    steps = sum(samples[number] - samples[number - 1] for number in seconds) / folder.run().batching.size
-    return steps / sum(seconds.values()) if any(seconds.values()) else None
+    times = [(line["round"], line["seconds"]) for line in folder.times() if line["round"] not in first]
+    found = [(samples[number] - samples[number - 1]) / seconds for number, seconds in times if seconds]
+    return median(found) if found else None
+
+
+def remarks(folder: Folder) -> list[str]:
+    """What somebody wrote beside a run for the readers of its results, line by line."""
+    path = folder.path / REMARKS
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def collected(runs: Path, out: Path) -> None:
@@ -285,7 +293,7 @@ def collected(runs: Path, out: Path) -> None:
 def small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
     rounds = ({key: record[key] for key in KEPT if key in record} for record in folder.history())
     yield folder.metrics.name, "".join(json.dumps(record) + "\n" for record in rounds).encode()
-    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS):
+    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS, folder.path / REMARKS):
         if path.exists():
             yield path.name, path.read_bytes()
 

@@ -29,9 +29,10 @@ INTRODUCTION = """\
 
 Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
 too; a run that serves two tables is kept for one of them. Accuracies are of the test set, after a round, in per cent;
-"best" is the best round of that set, and so a little too high. The mean and the standard deviation of the last ten
-rounds of long runs show how far single rounds scatter. Client steps a second leave out the first round of each
-session, which sets up the engine. The commands look for data sets in the folder of CUTLAYER_DATA.
+"best" is the best round of that set, and so too high. The mean and the standard deviation of the last ten rounds of
+long runs show how far single rounds scatter. Wall seconds are means over all rounds, those that set up and compile the
+engine included; samples a second are of the median round. The commands look for data sets in the folder of
+CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print, whose best rounds are of the test set as well. R is the first round

@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from headline import NONE, OPTIONS, brief, count, flat, pace
+from headline import NONE, OPTIONS, brief, count, flat, pace, remarks, sessions
 
 from cutlayer import recipes
 from cutlayer.config import Run, literal
@@ -60,8 +60,8 @@ def _accuracies(panel: Panel) -> Iterator[Column]:
     yield Column("points above FedAvg", lambda g: _signed(_gain(panel, g, _ours)))
     yield Column("paper's", lambda g: _signed(_gain(panel, g, _theirs)))
     yield Column("traffic, GiB a round", lambda g: f"{(g.bytes('up') + g.bytes('down')) / GIB / fmean(g.rounds):.2f}")
-    yield Column("wall s a round", lambda g: f"{g.seconds / fmean(g.rounds):.2f}" if g.seconds else NONE)
-    yield Column("client steps a s", lambda g: brief(_pace(g)))
+    yield Column("wall s a round (mean)", lambda g: f"{g.seconds / fmean(g.rounds):.2f}" if g.seconds else NONE)
+    yield Column("samples a s (median)", lambda g: brief(_pace(g)))
 
 
 def _race(panel: Panel) -> Iterator[Column]:
@@ -247,8 +247,11 @@ def differences(panel: Panel) -> Iterator[str]:
     for group in panel.groups:
         if min(group.rounds) < group.run.rounds:
             yield f"`{group.label}` had {min(group.rounds)} of {group.run.rounds} rounds when it was stopped."
-        if not group.seconds and any(other.seconds for other in panel.groups):
-            yield f"`{group.label}`: its wall times were not kept, as the machine had other work beside it."
+        for folder in (Folder(trial.path) for trial in group.trials):
+            yield from (f"`{group.label}`: {remark}" for remark in remarks(folder))
+            resumed = sorted(number for number in sessions(folder) if 1 < number <= max(group.rounds))
+            if resumed:
+                yield f"`{group.label}` was stopped and resumed before round {', '.join(map(str, resumed))}."
         if group.stopped:
             times = count(group.stopped, "time")
             yield f"`{group.label}`: clients stood still {times}, as their gradients were not finite."

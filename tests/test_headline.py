@@ -177,13 +177,13 @@ def test_a_finished_run_is_told_of(
 ) -> None:
     assert headline.main(["--runs", str(tmp_path), f"{RUN}:{asked}"]) == 0
     assert capsys.readouterr().out.startswith(
-        f"digits/fedavg: {rounds}, best 40.00 %, final 40.00 %, 121 s of rounds, 16 client steps a second "
-        "(of 8 samples), engine None; finished before\n"  # 2 rounds of 64 samples in a second
+        f"digits/fedavg: {rounds}, best 40.00 %, final 40.00 %, 121 s of rounds, 128 samples a second, "
+        "engine None; finished before\n"  # 64 samples in half a second
     )
 
 
 def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleType, kept: Folder) -> None:
-    assert headline.pace(kept) == 2 * 64 / 8 / 1.0
+    assert headline.pace(kept) == 2 * 64
     headline.note_session(kept, 2)  # rounds from 2 on were lost
     assert headline.sessions(kept) == {1, 2}
     kept.timing.write_text('{"round": 1, "seconds": 60.0}\n')

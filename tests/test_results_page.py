@@ -85,8 +85,8 @@ def test_ours_stand_beside_the_published_numbers(results_page: ModuleType, tmp_p
         "points above FedAvg": "–",
         "paper's": "–",
         "traffic, GiB a round": "1.00",
-        "wall s a round": "30.50",
-        "client steps a s": "4",  # 64 samples in half a second, 32 a step, in rounds 2 and 4
+        "wall s a round (mean)": "30.50",
+        "samples a s (median)": "128",  # 64 in half a second, in rounds 2 and 4
         "R to 54.00 % (ours)": "4",  # 0.9 × 60
         "R to 69.44 % (paper's)": ">4",  # 0.9 × 77.16
         "paper's R": "258",
@@ -200,8 +200,8 @@ def test_cuts_are_set_against_each_other(results_page: ModuleType, tmp_path: Pat
         "in round": "2",
         "paper's best % (± over seeds)": "92.30 ± 0.15",
         "traffic, GiB a round": "1.00",
-        "wall s a round": "30.50",
-        "client steps a s": "2",  # of 64 samples
+        "wall s a round (mean)": "30.50",
+        "samples a s (median)": "128",
     }
     assert last["paper's best % (± over seeds)"] == "87.57 ± 0.34"
     text = section(page, "cut_table3_as_run/cifar10")
@@ -265,6 +265,15 @@ def test_runs_of_no_paper_are_told_without_one(results_page: ModuleType, tmp_pat
     )
 
 
+def test_what_somebody_wrote_beside_a_run_and_its_sessions_are_told(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "digits/fedavg", [0.2, 0.6, 0.7])
+    left(tmp_path, "digits/sl", [0.2, 0.7])
+    (tmp_path / "digits" / "sl" / "seed-0" / "remarks.txt").write_text("the fan was off.\nit was warm.\n")
+    page = results_page.page(results_page.panels(tmp_path))
+    assert "- `sl`: the fan was off.\n- `sl`: it was warm.\n" in page
+    assert "- `fedavg` was stopped and resumed before round 3.\n" in page and "`sl` was stopped" not in page
+
+
 def test_one_is_told_in_the_singular(results_page: ModuleType, tmp_path: Path) -> None:
     left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2])
     left(tmp_path, "smofi_table1/cifar10/smofi", [0.3])
@@ -282,8 +291,8 @@ def test_a_run_without_an_evaluated_round_has_dashes(
     page = tmp_path / "page.md"
     assert results_page.main(["--results", str(tmp_path / "runs"), "--page", str(page)]) == 0
     _, smofi = rows(page.read_text(encoding="utf-8"), "smofi_table1/cifar10")
-    assert (smofi["best %"], smofi["in round"], smofi["client steps a s"]) == ("–", "–", "–")
-    assert "| run | rounds | traffic, GiB a round | wall s a round | client steps a s |\n" in page.read_text(
+    assert (smofi["best %"], smofi["in round"], smofi["samples a s (median)"]) == ("–", "–", "–")
+    assert "| run | rounds | traffic, GiB a round | wall s a round (mean) | samples a s (median) |\n" in page.read_text(
         encoding="utf-8"
     )
 
