@@ -108,6 +108,7 @@ def test_inputs_may_be_a_dict_for_a_module_of_several(engine: str) -> None:
     model.load_state_dict(result.state_dict)
     assert result.history[-1]["test_accuracy"] == 1.0
     assert float((model(**data.x).argmax(1) == data.y).double().mean()) == 1.0
+    assert result.engine == engine
 
 
 def absolute_error(out: Tensor, y: Tensor) -> Tensor:
@@ -348,4 +349,4 @@ def test_no_rounds_give_the_initial_model() -> None:
     data: Arrays = from_arrays(*blobs())
     result = train(sfl(mlp()), data, iid(len(data), CLIENTS, key=0), rounds=0, batching=BATCH)
     agree(dict(result.state_dict), dict(mlp().state_dict()), 0)
-    assert result.history == []
+    assert result.history == [] and result.engine is None

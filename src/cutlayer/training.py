@@ -232,6 +232,7 @@ class Result:
     state_dict: dict[str, Tensor]  # of the unsplit module, for its load_state_dict
     history: list[Record]  # one record a round, see `train`
     state: State  # of the method, with both halves at their places
+    engine: str | None  # that ran the rounds; none where there were none
 
 
 def train(
@@ -326,4 +327,9 @@ def train(
         record = training.round()
         if on_round is not None:
             on_round(record)
-    return Result(state_dict=training.state_dict(), history=training.history, state=training.state)
+    return Result(
+        state_dict=training.state_dict(),
+        history=training.history,
+        state=training.state,
+        engine=training.simulation.engine_name,
+    )
