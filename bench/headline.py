@@ -208,11 +208,7 @@ def check_same(folder: Folder, run: Run) -> None:
 
 def flat(run: Run) -> dict[str, Any]:
     """The settings of a run by the keys that --set knows them by."""
-    words: dict[str, Any] = {}
-    for key, value in config.as_dict(run).items():
-        options = value if isinstance(value, dict) else {"name": value}
-        words |= {key if option == "name" else f"{key}.{option}": content for option, content in options.items()}
-    return words
+    return config.flat(config.as_dict(run), depth=1)
 
 
 def folder_of(run: Run, runs: Path) -> Folder:

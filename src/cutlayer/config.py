@@ -256,6 +256,18 @@ def as_dict(run: Run) -> dict[str, Any]:
     return plain
 
 
+def flat(table: Mapping[str, Any], depth: int | None = None) -> dict[str, Any]:
+    """Tables as keys with dots, so many levels deep or all; the name of a table's thing goes by the table's name."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and depth != 0:
+            own = flat(value, None if depth is None else depth - 1)
+            found |= {key if option == "name" else f"{key}.{option}": content for option, content in own.items()}
+        else:
+            found[key] = value
+    return found
+
+
 def dumps(run: Run) -> str:
     """The run as TOML; `cutlayer run` on it repeats the run."""
     plain = as_dict(run)

@@ -288,18 +288,9 @@ def _reference(groups: Sequence[Group]) -> tuple[Group, str]:
 
 
 def _departures(theirs: Run, ours: Run) -> list[str]:
-    then, now = (_flat(config.as_dict(run)) for run in (theirs, ours))
+    then, now = (config.flat(config.as_dict(run)) for run in (theirs, ours))
     keys = [key for key in dict.fromkeys([*then, *now]) if key not in INCIDENTAL]
     return [f"{key} {_word(now, key)} instead of {_word(then, key)}" for key in keys if then.get(key) != now.get(key)]
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as keys with dots; the name of a table's thing goes by the table's own name."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        path = prefix.rstrip(".") if prefix and key == "name" else prefix + key
-        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
-    return flat
 
 
 def _word(values: Mapping[str, Any], key: str) -> str:

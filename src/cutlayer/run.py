@@ -220,20 +220,9 @@ def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
 def difference(then: Mapping[str, Any], run: Run) -> str:
     """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
     then = {**config.as_dict(Run()), **then}  # a key that there was not yet had its default
-    there, here = (
-        {key: value for key, value in json.loads(json.dumps(c)).items() if key not in MAY_CHANGE}
-        for c in (then, config.as_dict(run))
-    )
-    return ", ".join(f"{key} is {old!r} there and {new!r} here" for key, old, new in _differences(there, here))
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in sorted(there.keys() | here.keys()):
-        old, new = there.get(key), here.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield (prefix + key).removesuffix(".name"), old, new
+    there, here = (config.flat(json.loads(json.dumps(c))) for c in (then, config.as_dict(run)))
+    keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
+    return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

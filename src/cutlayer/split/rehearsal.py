@@ -1,7 +1,7 @@
 """What a rehearsal of a model looks at, and what it says of a model that does not fit."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,15 +38,14 @@ def misfit(error: Exception, x: Any, model: Model) -> str:
     given = {a.dtype for a in tree.tensors(x) if a.is_floating_point()}
     own = {a.dtype for a in model.params.values() if a.is_floating_point()}
     if given and own and not given & own:
-        inputs, values = (" and ".join(sorted(str(d) for d in dtypes)) for dtypes in (given, own))
         return (
-            f"the model does not fit the data: inputs are {inputs} and the model is {values}; cast one of them, "
-            "with data.cast(...) or model.to(...)"
+            f"the model does not fit the data: inputs are {_listed(given)} and the model is {_listed(own)}; "
+            "cast one of them, with data.cast(...) or model.to(...)"
         )
-    places, home = ({str(a.device) for a in some} for some in (tree.tensors(x), model.params.values()))
+    places, home = ({a.device for a in some} for some in (tree.tensors(x), model.params.values()))
     if places and home and not places & home:
         return (
-            f"the model is on {' and '.join(sorted(home))} and the data are on {' and '.join(sorted(places))}; "
+            f"the model is on {_listed(home)} and the data are on {_listed(places)}; "
             "move one of them, with data.to(...) or model.to(...)"
         )
     shapes = tree.map(lambda a: tuple(a.shape[1:]), x)
@@ -54,3 +53,7 @@ def misfit(error: Exception, x: Any, model: Model) -> str:
         f"the model does not fit the data: {reason(error).rstrip('.')}; "
         f"check the model's options against inputs of shape {shapes}"
     )
+
+
+def _listed(things: Iterable[object]) -> str:
+    return " and ".join(sorted(map(str, things)))
