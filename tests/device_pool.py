@@ -2,9 +2,11 @@
 
 A process takes seconds to start, so each pytest worker has a few that many tests share; one that was killed is replaced
 before it is needed. Whoever is asked to die at a moment does so by SIGKILL, as a power cut would end it, when it has
-sent, received or written so many things.
+sent, received or written so many things. A test that fails tells what its processes have said and where they are.
 """
 
+import faulthandler
+import itertools
 import logging
 import multiprocessing
 import os
@@ -13,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing.connection import Connection
@@ -35,6 +37,7 @@ from cutlayer.remote.stream import Stream
 
 PATIENCE = 60.0  # seconds for anything that a test waits for
 NEVER = 0  # no moment to die at
+WHERE_ARE_YOU = signal.SIGUSR1  # a process then writes to stderr what each of its threads is at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,7 @@ SERVER, CLIENT = Moments(), Moments()
 def work(orders: Connection) -> None:
     """Do what comes through the pipe, each in threads of its own, until it closes."""
     torch.set_num_threads(1)
+    faulthandler.register(WHERE_ARE_YOU)
     logging.getLogger("cutlayer").setLevel(logging.CRITICAL)
     client.FIRST_PAUSE, client.LONGEST_PAUSE = 0.05, 0.4
     serve.POLL_SECONDS = 0.02
@@ -229,9 +233,21 @@ class Process:
             if self._said and self._said[-1][0] == "failed":
                 raise RuntimeError(self._said.pop()[1])
             if not self._orders.poll(max(0.0, end - time.monotonic())):
-                raise TimeoutError(f"process {self.pid} said no {word!r} within {seconds:g} seconds, but {self._said}")
-            self._said.append(self._orders.recv())
-            self._owed -= self._said[-1][0] in LAST_WORDS
+                raise TimeoutError(f"process {self.pid} said no {word!r} within {seconds:g} seconds")
+            self._listen()
+
+    def _listen(self) -> None:
+        self._said.append(self._orders.recv())
+        self._owed -= self._said[-1][0] in LAST_WORDS
+
+    def story(self) -> str:
+        """What nobody has asked it about yet, for one who wonders why a test failed."""
+        with suppress(EOFError, ConnectionError):  # it is dead
+            while self._orders.poll():
+                self._listen()
+        if self._process.is_alive() and self._owed:
+            self.signal(WHERE_ARE_YOU)
+        return f"process {self.pid}, exit code {self._process.exitcode}, has said {self._said}"
 
     def wait_until_warm(self) -> None:
         if not self._warm:
@@ -251,7 +267,9 @@ class Process:
 
     def wait_for_death(self, seconds: float = PATIENCE) -> None:
         self._process.join(seconds)
-        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
+        code = self._process.exitcode
+        assert code is not None, f"process {self.pid} is still alive after {seconds:g} seconds"
+        assert code == -signal.SIGKILL, f"process {self.pid} ended with {code}"
 
     @property
     def useful(self) -> bool:
@@ -276,6 +294,11 @@ class Pool:
             process.wait_until_warm()
         try:
             yield taken
+        except BaseException as error:
+            for process in taken:
+                error.add_note(process.story())
+            time.sleep(0.5)  # they write
+            raise
         finally:
             for process in taken:
                 self._take_back(process)
@@ -298,11 +321,29 @@ def shared() -> Pool:
     return Pool()
 
 
+@cache
+def _ports() -> Iterator[int]:
+    """Those of this pytest worker, below the ones that the kernel gives to whoever asks for any.
+
+    One of the kernel's could go to another process while a killed server is started again.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first, number = 20_000 + 1000 * (worker % 12), 1000
+    return itertools.cycle(first + (os.getpid() + i) % number for i in range(number))
+
+
 def free_port() -> int:
-    """Of this machine."""
+    """Of this machine, and of nobody else for as long as a test goes on."""
+    return next(port for port in _ports() if _is_free(port))
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
