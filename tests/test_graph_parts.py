@@ -4,7 +4,7 @@ kept too little."""
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cutlayer import methods, optim, tree
 from cutlayer.engines.graph.engine import Graph
-from cutlayer.engines.graph.forms import Form, Forms, Layout, copied, field, follow, stretches
+from cutlayer.engines.graph.forms import Form, Forms, Layout, copied, follow, stretches
 from cutlayer.engines.graph.lane import Lane, lowered
 from cutlayer.engines.graph.queue import Command, Common, Literal, Made, Put, Queue, Read, Ref, name_of
 from cutlayer.engines.graph.recorder import Again
@@ -71,7 +71,7 @@ def test_where_a_field_lies_in_the_rows_of_a_value() -> None:
 
 
 def test_fields_by_name_and_items_by_number() -> None:
-    assert field(Model({}, {}, {"a": torch.ones(1)}), "buffers")["a"].item() == 1
+    assert tree.field(Model({}, {}, {"a": torch.ones(1)}), "buffers")["a"].item() == 1
     assert follow((1, (2, Model({"w": torch.ones(2)}, {}, {}))), (1, 1, "params"))["w"].sum() == 2
 
 
@@ -94,7 +94,7 @@ def test_slots_that_nobody_holds_are_used_again_the_lowest_first() -> None:
     queue, form = Queue(0), Forms().of(begun(OPTIMISERS["sgd"]))
     refs = [queue.held(form) for _ in range(3)]
     assert [ref.cell.slot for ref in refs] == [0, 1, 2]
-    part = refs[0].params
+    part = refs[0].item("params")
     del refs[:2]
     queue.collect()
     assert sorted(queue.forms) == [0, 2]  # a field holds its value
@@ -111,7 +111,7 @@ def test_a_chain_names_what_it_reads_and_makes_by_their_order() -> None:
         queue.begin()
         value = torch.ones(2)
         first, again = queue.put(form, value), queue.put(form, value)
-        args = queue.argument(old.params), first, again, Literal(int, 2)
+        args = queue.argument(old.item("params")), first, again, Literal(int, 2)
         (new,) = queue.add(Command("call", None, args, None), (form,))
         (last,) = queue.add(Command("call", None, (queue.argument(new),), None), (form,))
         return queue.commands, last
@@ -266,10 +266,32 @@ def test_a_value_that_waits_looks_like_what_it_will_be_and_is_no_number() -> Non
     looked = tree.map(lambda a: a, handle)
     assert isinstance(looked, Model) and looked.params["w"].device.type == "meta"
     assert looked.params["w"].shape == (1,) and tree.num_bytes(handle) == 4
-    for use in (lambda: handle + 1, lambda: float(handle.params), lambda: torch.add(handle, 1), lambda: handle["w"]):
+    params = handle.item("params")
+    for use in (lambda: handle + 1, lambda: float(params), lambda: torch.add(handle, 1), lambda: handle["w"]):
         with pytest.raises(TypeError):
             use()
     assert [engine.real(block.tree).params["w"].item() for block in waiting] == [2.0, 6.0]
+
+
+class Homonyms(NamedTuple):
+    """Fields with the names of what handles have themselves."""
+
+    bare: Tensor
+    cell: Tensor
+    form: Tensor
+    item: Tensor
+    look: Tensor
+    path: Tensor
+
+
+def test_a_field_may_have_the_name_of_something_that_handles_have() -> None:
+    assert {name for name in dir(Ref) if not name.startswith("_")} <= set(Homonyms._fields)
+    engine = Graph(Again(CPU), 2)
+    given = PerClient("clients", [Block((0, 1), torch.tensor([1.0, 3.0]), stacked=True)])
+    for _ in range(3):  # at once, in a chain, and in one that is recorded
+        made = PerClient("clients", engine.call(lambda x: Homonyms(*(x + k for k in range(6))), [given], (0, 1)))
+        for k, name in enumerate(Homonyms._fields):
+            assert [engine.real(block.tree) for block in getattr(made, name).blocks] == [1 + k, 3 + k]
 
 
 # -- the choice of the engine ------------------------------------------------------------------------------------------

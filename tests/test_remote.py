@@ -1,6 +1,6 @@
 """Specifies remote rounds: every method gives the loop engine's numbers, bytes and round trips."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,10 +13,13 @@ from cutlayer import methods, optim
 from cutlayer.errors import ConfigError
 from cutlayer.meters.base import Meter
 from cutlayer.methods.base import Method
+from cutlayer.program import Program
 from cutlayer.remote.messages import Packing
+from cutlayer.remote.queue import Queue, Ref
 from cutlayer.remote.remote import Remote
+from cutlayer.remote.shadow import Shadow
 from cutlayer.split import Split
-from cutlayer.values import PerClient
+from cutlayer.values import Block, PerClient
 
 PLANS = ("hasfl random", "hasfl planned", "hasfl planned cuts", "hasfl by resources")  # no U-shape has a plan
 RUNS = [
@@ -44,6 +47,24 @@ def remotely(case: str, shape: str, **options: Any) -> Outcome:
 @pytest.mark.parametrize(("case", "shape"), RUNS)
 def test_remote_rounds_give_the_loop_engines_numbers(case: str, shape: str) -> None:
     must_agree(remotely(case, shape), on_loop(case, "momentum", shape, torch.float64), 0.0)
+
+
+class Homonyms(NamedTuple):
+    """Fields with the names of what handles have themselves."""
+
+    item: Tensor
+    queue: Tensor
+    slot: Tensor
+    spec: Tensor
+
+
+def test_a_field_may_have_the_name_of_something_that_handles_have() -> None:
+    assert {name for name in dir(Ref) if not name.startswith("_")} == set(Homonyms._fields)
+    queue = Queue(Shadow(Program(method_of("sfl_v1")), images()))
+    ref = queue.put(Homonyms(*(torch.zeros(k) for k in range(4))))
+    value = PerClient("clients", [Block((0,), ref, stacked=False)])
+    for k, name in enumerate(Homonyms._fields):
+        assert getattr(value, name).at(0).spec.value.at(0).shape == (k,)
 
 
 @pytest.mark.parametrize(("packing", "most"), [("bf16", 2**-8), ("int8", 1 / 254)])

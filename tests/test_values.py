@@ -142,6 +142,21 @@ def test_a_field_of_a_value_is_a_value() -> None:
         value._private  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["at", "blocks", "ids", "kind", "place", "ready", "row"])
+def test_a_field_that_could_not_be_asked_for_is_refused(name: str) -> None:
+    inner: Any = NamedTuple("Inner", [("number", Tensor), (name, Tensor)])
+    outer: Any = NamedTuple("Outer", [("inner", inner)])
+    value = inner(torch.zeros(()), torch.ones(()))
+    with pytest.raises(LawError) as caught:
+        PerClient("server", [Block((0,), value, stacked=False)])
+    assert str(caught.value) == (
+        f"Inner has a field '{name}', but `value.{name}` of a value per client is something else; name the field "
+        "otherwise, and none of at, blocks, ids, kind, place, ready, row"
+    )
+    with pytest.raises(LawError, match=f"Inner has a field '{name}'"):
+        PerClient("server", [Block((0,), outer(value), stacked=False)]).inner  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("gives", "expected"),
     [(None, None), (ACTIVATIONS, None), ({"number": MODEL}, MODEL), ({"same": MODEL}, None)],

@@ -23,7 +23,7 @@ class Pullback(NamedTuple):
     """A pullback with the clients that it was made for, side by side."""
 
     pull: Pull
-    ids: tuple[int, ...]
+    clients: tuple[int, ...]
 
 
 def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> tuple[Tensor, Pull]:

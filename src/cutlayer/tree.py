@@ -13,7 +13,17 @@ from torch import Tensor
 Tree = Any
 
 
-class Pending:
+class Handle:
+    """Stands for a value that is not at hand."""
+
+    __slots__ = ()
+
+    def item(self, name: Any) -> "Handle":
+        """Stands for the field of this name, or for the item of this number of a plain tuple."""
+        raise NotImplementedError
+
+
+class Pending(Handle):
     """A value that an engine has not computed yet: all that is known of it is what it looks like."""
 
     __slots__ = ()
@@ -79,6 +89,13 @@ def where(ok: Tensor, new: Tree, old: Tree) -> Tree:
 def owned(tree: Tree) -> Tree:
     """The same values in memory of their own: the strides of a view may change later roundings."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
+
+
+def field(tree: Tree, name: Any) -> Tree:
+    """The field of this name, or the item of this number in a plain tuple."""
+    if isinstance(tree, Handle):
+        return tree.item(name)
+    return tree[name] if isinstance(name, int) else getattr(tree, name)
 
 
 def bare(tree: Tree) -> Tree:

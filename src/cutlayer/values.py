@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
     def field(self, name: str) -> "Block":
         gives = self.gives.get(name) if isinstance(self.gives, Mapping) else None
-        return self._replace(tree=getattr(self.tree, name), gives=gives)
+        return self._replace(tree=tree.field(self.tree, name), gives=gives)
 
 
 NOBODY = -1  # the client of a row that belongs to none
@@ -96,6 +96,8 @@ class PerClient:
         self.kind = kind  # what it came up as, until something is computed from it
         self.ready = ready  # by client: the simulated second at which its value is there
         self._blocks = list(blocks)
+        for block in self._blocks[:1]:  # the others look alike
+            _check_names(tree.bare(block.tree))
         self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
 
     @property
@@ -143,6 +145,18 @@ class PerClient:
     def at(self, j: int) -> Tree:
         """Client j's value, for engines: a client looks at its own."""
         return next(b for b in self._blocks if j in b.ids).row(j)
+
+
+OWN = frozenset(name for name in dir(PerClient) if not name.startswith("_"))
+
+
+def _check_names(value: Tree) -> None:
+    """A field with the name of something that PerClient has itself could not be asked for."""
+    for name in OWN.intersection(getattr(value, "_fields", ())):
+        raise LawError(
+            f"{type(value).__name__} has a field {name!r}, but `value.{name}` of a value per client is something else; "
+            f"name the field otherwise, and none of {', '.join(sorted(OWN))}"
+        )
 
 
 def _narrowed(blocks: Iterable[Block], wanted: set[int]) -> list[Block]:

@@ -14,7 +14,7 @@ from cutlayer.kinds import Parcel
 from cutlayer.remote import commands as c
 from cutlayer.remote.shadow import Shadow, Spec
 from cutlayer.remote.trees import Flat, flatten
-from cutlayer.tree import Tree
+from cutlayer.tree import Handle, Tree
 
 
 class Letter(NamedTuple):
@@ -26,7 +26,7 @@ class Letter(NamedTuple):
     expected: tuple[tuple[str, Flat], ...]  # the kind and the form of each value that is to come up
 
 
-class Ref:
+class Ref(Handle):
     """A value at a client. Its fields are refs, too."""
 
     __slots__ = ("queue", "slot", "spec")
@@ -34,9 +34,7 @@ class Ref:
     def __init__(self, queue: "Queue", slot: int, spec: Spec) -> None:
         self.queue, self.slot, self.spec = queue, slot, spec
 
-    def __getattr__(self, name: str) -> "Ref":
-        if name.startswith("_"):
-            raise AttributeError(name)
+    def item(self, name: str) -> "Ref":
         return self.queue.field(self, name)
 
     def __del__(self) -> None:

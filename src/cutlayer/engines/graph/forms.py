@@ -29,7 +29,7 @@ class Form:
 
     def field(self, name: Any) -> "Form":
         if name not in self._fields:
-            self._fields[name] = self._forms.of(field(self.bare, name))
+            self._fields[name] = self._forms.of(tree.field(self.bare, name))
         return self._fields[name]
 
     def stretches(self, inner: "Form", path: Path) -> "list[Stretch] | None":
@@ -62,14 +62,9 @@ class Forms:
         return Form(None, self, is_pullback=True)
 
 
-def field(value: Tree, name: Any) -> Tree:
-    """The field of this name, or the item of this number in a plain tuple."""
-    return value[name] if isinstance(name, int) else getattr(value, name)
-
-
 def follow(value: Tree, path: Path) -> Tree:
     for name in path:
-        value = field(value, name)
+        value = tree.field(value, name)
     return value
 
 

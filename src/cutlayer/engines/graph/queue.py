@@ -43,11 +43,6 @@ class Ref(Pending):
     def look(self) -> Form:
         return self.form
 
-    def __getattr__(self, name: str) -> "Ref":
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.item(name)
-
     def item(self, name: Any) -> "Ref":
         return Ref(self.cell, self.form.field(name), (*self.path, name))
 
@@ -80,9 +75,7 @@ class Shared(Pending):
     def look(self) -> Form:
         return self.form
 
-    def __getattr__(self, name: str) -> "Shared":
-        if name.startswith("_"):
-            raise AttributeError(name)
+    def item(self, name: Any) -> "Shared":
         return Shared(self.loan, self.form.field(name), (*self.path, name))
 
 
