@@ -1,5 +1,6 @@
 """Specifies training from Python: what goes in, what is measured and when, and what comes back."""
 
+import itertools
 import json
 from typing import Any
 
@@ -307,6 +308,41 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch() -> None:
     for batch in (1, 7, 47, 512):
         found = evaluate(split, model, data, {"top": lambda out, y: out.max(1).values}, batch)
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("room", [1, 5, 30])
+def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(room: int) -> None:
+    data = from_arrays(*blobs(47))
+    split = Split(mlp(), 1)
+    model = split.initial()[0].joined(split.initial()[1])
+    tried = []
+
+    def cramped(out: Tensor, y: Tensor) -> Tensor:
+        tried.append(len(y))
+        if len(y) > room:
+            raise torch.OutOfMemoryError
+        return out.max(1).values
+
+    found = evaluate(split, model, data, {"top": cramped})
+    whole = evaluate(split, model, data, {"top": lambda out, y: out.max(1).values})
+    assert found == pytest.approx(whole, rel=1e-6)
+    sizes = list(itertools.takewhile(lambda size: size > room, tried))
+    assert sizes == [size for size in (47, 23, 11, 5, 2) if size > room]
+    assert sum(tried[len(sizes) :]) == 47
+
+
+def test_an_evaluation_that_has_no_room_for_one_sample_or_fails_otherwise_fails() -> None:
+    data, split = from_arrays(*blobs(4)), Split(mlp(), 1)
+    model = split.initial()[0].joined(split.initial()[1])
+    errors = iter([torch.OutOfMemoryError, torch.OutOfMemoryError, torch.OutOfMemoryError, RuntimeError])
+
+    def fails(out: Tensor, y: Tensor) -> Tensor:
+        raise next(errors)(f"with {len(y)}")
+
+    with pytest.raises(torch.OutOfMemoryError, match="with 1"):
+        evaluate(split, model, data, {"top": fails})
+    with pytest.raises(RuntimeError, match="with 4"):
+        evaluate(split, model, data, {"top": fails})
 
 
 def test_evaluation_runs_in_eval_mode_and_leaves_the_model_alone() -> None:

@@ -1,5 +1,6 @@
 """Training from Python: arrays, a partition, a model and a method in; a state dict and a history out."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,10 +21,13 @@ from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.base import Method, global_model
 from cutlayer.planning.devices import Devices
 from cutlayer.precision import Precision, computing
+from cutlayer.scarcity import out_of_memory, release
 from cutlayer.simulation import HOW_ARRAYS, Simulation
 from cutlayer.split import Split
 from cutlayer.state import Model, State
 from cutlayer.tree import Tree
+
+log = logging.getLogger("cutlayer")
 
 Record = dict[str, Any]
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -42,11 +46,24 @@ def evaluate(
 
     A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time,
     by default 512, or 4096 on a GPU: a text has one at every place, each with scores for a whole vocabulary.
+    Where the device's memory is too short for them, half as many, and so on.
     """
     if targets is None:
         targets = 4096 if data.y.is_cuda else 512
-    batch = max(1, targets // max(1, data.y[:1].numel()))
-    measures = {"loss": split.loss, **metrics}
+    batch = max(1, min(len(data), targets // max(1, data.y[:1].numel())))
+    while True:
+        try:
+            return _means(split, model, data, {"loss": split.loss, **metrics}, batch)
+        except RuntimeError as error:
+            if batch == 1 or not out_of_memory(error):
+                raise
+        release()  # here, where the error holds nothing any more
+        batch //= 2
+        log.info("memory is short: evaluating %d samples at a time", batch)
+
+
+def _means(split: Split, model: Model, data: Arrays, measures: Mapping[str, Metric], batch: int) -> dict[str, float]:
+    """Of each measure, with so many samples at a time."""
     sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
     for start in range(0, len(data), batch):
         rows = slice(start, start + batch)  # views, no copies
