@@ -5,6 +5,7 @@ before it is needed. Whoever is asked to die at a moment does so by SIGKILL, as 
 sent, received or written so many things. A test that fails tells what its processes have said and where they are.
 """
 
+import errno
 import faulthandler
 import itertools
 import logging
@@ -290,14 +291,16 @@ class Pool:
         self._most = max(self._most, number)
         self._fill()
         taken, self._free = self._free[:number], self._free[number:]
-        for process in taken:
-            process.wait_until_warm()
         try:
+            for process in taken:
+                process.wait_until_warm()
             yield taken
         except BaseException as error:
             for process in taken:
                 error.add_note(process.story())
             time.sleep(0.5)  # they write
+            for process in taken:  # what they still say is not for the next test
+                process.kill()
             raise
         finally:
             for process in taken:
@@ -323,17 +326,17 @@ def shared() -> Pool:
 
 @cache
 def _ports() -> Iterator[int]:
-    """Those of this pytest worker, below the ones that the kernel gives to whoever asks for any.
+    """Those of this pytest worker, below the ones that Linux gives to whoever asks for any.
 
-    One of the kernel's could go to another process while a killed server is started again.
+    One of these could go to another process while a killed server is started again.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first, number = 20_000 + 1000 * (worker % 12), 1000
-    return itertools.cycle(first + (os.getpid() + i) % number for i in range(number))
+    first, number, start = 20_000 + 1000 * (worker % 12), 1000, os.getpid()  # another run begins elsewhere
+    return itertools.cycle(first + (start + i) % number for i in range(number))
 
 
 def free_port() -> int:
-    """Of this machine, and of nobody else for as long as a test goes on."""
+    """Of this machine, and of no other test as long as this one goes on."""
     return next(port for port in _ports() if _is_free(port))
 
 
@@ -341,7 +344,9 @@ def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             return False
         return True
 

@@ -18,7 +18,7 @@ from cutlayer import methods, optim, tree
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.forms import Form, Forms, Layout, copied, follow, stretches
 from cutlayer.engines.graph.lane import Lane, lowered
-from cutlayer.engines.graph.queue import Command, Common, Literal, Made, Put, Queue, Read, Ref, name_of
+from cutlayer.engines.graph.queue import Command, Common, Literal, Made, Put, Queue, Read, Ref, Shared, name_of
 from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.loop import Loop
 from cutlayer.meters.ledger import Ledger
@@ -280,18 +280,26 @@ class Homonyms(NamedTuple):
     cell: Tensor
     form: Tensor
     item: Tensor
+    loan: Tensor
     look: Tensor
     path: Tensor
 
 
 def test_a_field_may_have_the_name_of_something_that_handles_have() -> None:
-    assert {name for name in dir(Ref) if not name.startswith("_")} <= set(Homonyms._fields)
+    assert {name for name in (*dir(Ref), *dir(Shared)) if not name.startswith("_")} == set(Homonyms._fields)
+
+    def several(x: Tensor) -> Homonyms:
+        return Homonyms(*(x + k for k in range(7)))
+
     engine = Graph(Again(CPU), 2)
     given = PerClient("clients", [Block((0, 1), torch.tensor([1.0, 3.0]), stacked=True)])
-    for _ in range(3):  # at once, in a chain, and in one that is recorded
-        made = PerClient("clients", engine.call(lambda x: Homonyms(*(x + k for k in range(6))), [given], (0, 1)))
+    for _ in range(4):  # at once, in a chain, and in one that is recorded
+        made = PerClient("clients", engine.call(several, [given], (0, 1)))
+        total = engine.combine(made, {0: 1.0, 1: 1.0}, largest_integers=False)
         for k, name in enumerate(Homonyms._fields):
             assert [engine.real(block.tree) for block in getattr(made, name).blocks] == [1 + k, 3 + k]
+            assert engine.real(tree.field(total, name)) == 4 + 2 * k
+    assert engine.num_recordings == 2 and isinstance(total, Shared)
 
 
 # -- the choice of the engine ------------------------------------------------------------------------------------------

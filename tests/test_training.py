@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import cutlayer
-from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train
+from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train, training
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods import METHODS, Method, global_model
 from cutlayer.training import Training, evaluate
@@ -311,14 +312,18 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch() -> None:
 
 
 @pytest.mark.parametrize("room", [1, 5, 30])
-def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(room: int) -> None:
+def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = from_arrays(*blobs(47))
     split = Split(mlp(), 1)
     model = split.initial()[0].joined(split.initial()[1])
-    tried = []
+    tried, outputs, released = [], [], []
+    monkeypatch.setattr(training, "release", lambda: released.append([output() for output in outputs]))
 
     def cramped(out: Tensor, y: Tensor) -> Tensor:
         tried.append(len(y))
+        outputs.append(weakref.ref(out))
         if len(y) > room:
             raise torch.OutOfMemoryError
         return out.max(1).values
@@ -329,6 +334,7 @@ def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(r
     sizes = list(itertools.takewhile(lambda size: size > room, tried))
     assert sizes == [size for size in (47, 23, 11, 5, 2) if size > room]
     assert sum(tried[len(sizes) :]) == 47
+    assert released == [[None] * (k + 1) for k in range(len(sizes))]  # nothing of what was tried is held by then
 
 
 def test_an_evaluation_that_has_no_room_for_one_sample_or_fails_otherwise_fails() -> None:

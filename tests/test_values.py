@@ -150,8 +150,8 @@ def test_a_field_that_could_not_be_asked_for_is_refused(name: str) -> None:
     with pytest.raises(LawError) as caught:
         PerClient("server", [Block((0,), value, stacked=False)])
     assert str(caught.value) == (
-        f"Inner has a field '{name}', but `value.{name}` of a value per client is something else; name the field "
-        "otherwise, and none of at, blocks, ids, kind, place, ready, row"
+        f"Inner has a field '{name}', but `value.{name}` of a value per client is an attribute of its own; rename the "
+        "field (these names are taken: at, blocks, ids, kind, place, ready, row)"
     )
     with pytest.raises(LawError, match=f"Inner has a field '{name}'"):
         PerClient("server", [Block((0,), outer(value), stacked=False)]).inner  # noqa: B018

@@ -46,7 +46,7 @@ def evaluate(
 
     A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time,
     by default 512, or 4096 on a GPU: a text has one at every place, each with scores for a whole vocabulary.
-    Where the device's memory is too short for them, half as many, and so on.
+    Where the device's memory is too short, half as many samples are, and so on.
     """
     if targets is None:
         targets = 4096 if data.y.is_cuda else 512

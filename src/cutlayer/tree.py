@@ -19,7 +19,7 @@ class Handle:
     __slots__ = ()
 
     def item(self, name: Any) -> "Handle":
-        """Stands for the field of this name, or for the item of this number of a plain tuple."""
+        """Stands for the field of this name; where plain tuples have handles, also for the item of this number."""
         raise NotImplementedError
 
 

@@ -154,8 +154,8 @@ def _check_names(value: Tree) -> None:
     """A field with the name of something that PerClient has itself could not be asked for."""
     for name in OWN.intersection(getattr(value, "_fields", ())):
         raise LawError(
-            f"{type(value).__name__} has a field {name!r}, but `value.{name}` of a value per client is something else; "
-            f"name the field otherwise, and none of {', '.join(sorted(OWN))}"
+            f"{type(value).__name__} has a field {name!r}, but `value.{name}` of a value per client is an attribute "
+            f"of its own; rename the field (these names are taken: {', '.join(sorted(OWN))})"
         )
 
 
