@@ -152,7 +152,7 @@ OWN = frozenset(name for name in dir(PerClient) if not name.startswith("_"))
 
 def _check_names(value: Tree) -> None:
     """A field with the name of something that PerClient has itself could not be asked for."""
-    for name in OWN.intersection(getattr(value, "_fields", ())):
+    for name in sorted(OWN.intersection(getattr(value, "_fields", ()))):
         raise LawError(
             f"{type(value).__name__} has a field {name!r}, but `value.{name}` of a value per client is an attribute "
             f"of its own; rename the field (these names are taken: {', '.join(sorted(OWN))})"

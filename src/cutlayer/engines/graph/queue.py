@@ -27,13 +27,12 @@ class Cell:
         self.queue.freed.append(self.slot)
 
 
-class Ref(Pending):
-    """A value of one client, or a field of one."""
+class Formed(Pending):
+    """A value, or a field of one at this path, that looks like its form."""
 
-    __slots__ = ("__weakref__", "cell", "form", "path")
-
-    def __init__(self, cell: Cell, form: Form, path: Path = ()) -> None:
-        self.cell, self.form, self.path = cell, form, path
+    __slots__ = ("form", "path")
+    form: Form
+    path: Path
 
     @property
     def bare(self) -> Tree:
@@ -42,6 +41,15 @@ class Ref(Pending):
     @property
     def look(self) -> Form:
         return self.form
+
+
+class Ref(Formed):
+    """A value of one client, or a field of one."""
+
+    __slots__ = ("__weakref__", "cell")
+
+    def __init__(self, cell: Cell, form: Form, path: Path = ()) -> None:
+        self.cell, self.form, self.path = cell, form, path
 
     def item(self, name: Any) -> "Ref":
         return Ref(self.cell, self.form.field(name), (*self.path, name))
@@ -59,21 +67,13 @@ class Loan:
         self.buffer.freed.append(self.buffer)
 
 
-class Shared(Pending):
+class Shared(Formed):
     """A value that is the same for all clients, or a field of one, in memory of the engine's."""
 
-    __slots__ = ("form", "loan", "path")
+    __slots__ = ("loan",)
 
     def __init__(self, loan: Loan, form: Form, path: Path = ()) -> None:
         self.loan, self.form, self.path = loan, form, path
-
-    @property
-    def bare(self) -> Tree:
-        return self.form.bare
-
-    @property
-    def look(self) -> Form:
-        return self.form
 
     def item(self, name: Any) -> "Shared":
         return Shared(self.loan, self.form.field(name), (*self.path, name))
