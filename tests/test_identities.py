@@ -98,6 +98,21 @@ def test_sl_is_centralised_sgd_at_every_cut(cut: int) -> None:
     agree(result("sl", PLAIN, cut), centralised())
 
 
+def reusing() -> nn.Sequential:
+    """A sequence with an activation at three places, and a linear layer and a normalisation at two."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        act, linear, norm = nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8)
+        layers = nn.Flatten(), nn.Linear(64, 8), act, linear, norm, act, linear, norm, act, nn.Linear(8, 10)
+        return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("cut", (0, 1, 2, 3, 8, 9, 10))  # all but those between two uses of the same values
+def test_a_module_that_is_used_twice_trains_as_in_plain_sgd(cut: int) -> None:
+    plain = sgd_by_hand(reusing(), images(), relayed(clients_of(), rounds=2), lr=0.1)
+    agree(result("sl", PLAIN, cut, net=reusing()), plain)
+
+
 def test_sl_with_the_joint_norm_is_centralised_sgd_with_clipping() -> None:
     agree(result("sl", optim.sgd(0.1, clip=0.5, clip_scope="joint")), centralised(clip=0.5))
 

@@ -1,6 +1,7 @@
 """Where a model can be cut, and what is said where it cannot."""
 
 import pytest
+import torch
 import torch.nn.functional as F
 from split_models import Functional, Residual, sequence
 from torch import Tensor, nn
@@ -26,6 +27,45 @@ def test_tracing_finds_the_cuts_where_one_tensor_is_alive() -> None:
     names = ["fc1.weight", "fc1.bias", "block.inner.weight", "block.inner.bias", "block.norm.weight", "block.norm.bias"]
     assert sorted(client.params) == sorted(names)
     assert sorted(server.params) == ["fc2.bias", "fc2.weight", "scale"]
+
+
+def test_a_module_at_two_places_of_a_sequence_is_two_units() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(8, 16), act, nn.Linear(16, 16), act, nn.Linear(16, 3))
+    split, x = Split(model, cut=2), torch.randn(4, 8)
+    assert split.units == ("0", "1", "2", "3", "4")
+    client, server = split.initial()
+    assert torch.equal(split.whole(client.joined(server), x)[0], model(x))
+
+
+def test_declared_units_may_name_a_module_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)
+            self.again = self.act
+
+        def units(self) -> list[tuple[str, tuple[str, ...]]]:
+            return [("first", ("first", "act")), ("second", ("second", "again"))]
+
+    split, x = Split(model := Twice(), 1), torch.randn(4, 2)
+    client, server = split.initial()
+    expected = model.act(model.second(model.act(model.first(x))))
+    assert torch.equal(split.whole(client.joined(server), x)[0], expected)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(affine: bool) -> None:
+    norm = nn.BatchNorm1d(2, affine=affine)
+    model = nn.Sequential(norm, nn.Linear(2, 2), norm)
+    for cut in (0, 3):
+        assert Split(model, cut).units == ("0", "1", "2")
+    with pytest.raises(CutError) as error:
+        Split(model, 1)
+    name = "0.weight" if affine else "0.running_mean"
+    assert str(error.value).startswith(f"Sequential cannot be cut here: {name!r} is used on both sides of a cut.")
+    frozen = nn.Sequential(norm.eval().requires_grad_(False), nn.Linear(2, 2), norm)
+    assert Split(frozen, 1).units == ("0", "1", "2")
 
 
 def test_units_keep_the_names_of_the_whole_model() -> None:

@@ -196,16 +196,17 @@ def _copied(values: Tensors, *segments: Segment) -> Model:
 
 
 def _refuse_shared(segments: tuple[Segment, ...], kind: str) -> None:
-    """Frozen parameters may stand on both sides; trained ones would drift apart."""
+    """Frozen values may stand on both sides; trained ones and running statistics would drift apart."""
     seen: set[str] = set()
     for segment in segments:
-        for name in segment.params:
+        own = segment.params + segment.statistics
+        for name in own:
             if name in seen:
                 raise CutError(
                     f"{kind} cannot be cut here: {name!r} is used on both sides of a cut. "
                     "Cut elsewhere, untie the parameter or freeze it."
                 )
-        seen.update(segment.params)
+        seen.update(own)
 
 
 def _cut_number(cut: int | str, units: tuple[str, ...], kind: str) -> int:

@@ -48,7 +48,8 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     if callable(getattr(model, "units", None)):
         return _declared(model)
     if type(model).forward is nn.Sequential.forward:
-        return tuple(Unit(name, Chain(model, (name,))) for name, _ in model.named_children())
+        # Not named_children(), which leaves out the second use of a module.
+        return tuple(Unit(name, Chain(model, (name,))) for name in model._modules)
     return tuple(Unit(name, module) for name, module in traced(model))
 
 
@@ -84,7 +85,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 def _declared(model: nn.Module) -> tuple[Unit, ...]:
     """The units that a model's own `units()` lists, as (name, qualified names of sub-modules)."""
     listed: tuple[tuple[str, tuple[str, ...]], ...] = tuple(model.units())  # type: ignore[operator]
-    kind, modules = type(model).__name__, dict(model.named_modules())
+    kind, modules = type(model).__name__, dict(model.named_modules(remove_duplicate=False))
     for name, paths in listed:
         for path in paths:
             if path not in modules:
