@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cutlayer import config, optim
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError, CutlayerError, UnknownNameError
 from cutlayer.precision import PRECISIONS
 from cutlayer.schedules import constant, cosine, warmup
 
@@ -154,6 +154,54 @@ def test_the_written_form_is_this() -> None:
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
         "[batching]\nsize = 8\nepochs = 1\ndrop_last = true\n"
     )
+
+
+# -- initial weights ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_always_says_which_initial_weights_its_model_draws(tmp_path: Path) -> None:
+    run = from_toml(tmp_path, 'model = "resnet18"')  # as in folders from before there was a choice
+    assert run.model == Choice("resnet18", {"init": "he"})
+    assert '[model]\nname = "resnet18"\ninit = "he"\n' in config.dumps(run)
+    chosen = from_toml(tmp_path, '[model]\nname = "resnet18"\ninit = "torch"')
+    assert '[model]\nname = "resnet18"\ninit = "torch"\n' in config.dumps(chosen)
+    assert from_toml(tmp_path, config.dumps(chosen)) == chosen != run
+    assert Run(model=Choice("cnn")).model.options == {}  # it draws none of its own
+
+
+def test_a_file_of_weights_takes_the_place_of_init(tmp_path: Path) -> None:
+    from_file = from_toml(tmp_path, 'weights = "a.pth"\n[model]\nname = "resnet18"\nstem = "imagenet"')
+    assert from_file.model == Choice("resnet18", {"stem": "imagenet"})
+    drawn = Run(model=Choice("resnet18", {"init": "torch", "width": 8}))
+    assert from_toml(tmp_path, 'weights = "a.pth"', drawn).model == Choice("resnet18", {"width": 8})
+    assert from_toml(tmp_path, 'weights = "a.pth"\nmodel = { width = 4 }', drawn).model.options == {"width": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'weights = "a.pth"\nmodel = { name = "resnet18", init = "he" }',
+            "my.toml: the weights come from a.pth, so model.init chooses nothing; leave it out",
+        ),
+        (
+            'model = { name = "causal_lm", path = "tiny", init = "torch" }',
+            "my.toml, [model]: the model 'causal_lm' has no init: its weights come from its folder; leave it out",
+        ),
+        (
+            'model = { name = "cnn", init = "torch" }',
+            "my.toml, [model]: the model 'cnn' has no init: its initial weights are torch's own; leave it out",
+        ),
+        (
+            'model = { name = "vgg11", init = "xavier" }',
+            "unknown init 'xavier' in my.toml, [model]; known: he, torch.",
+        ),
+    ],
+)
+def test_init_is_refused_where_it_chooses_nothing(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(CutlayerError) as error:
+        from_toml(tmp_path, text)
+    assert str(error.value) == message
 
 
 def positive(**limits: Any) -> st.SearchStrategy[float]:

@@ -11,6 +11,7 @@ import pytest
 from cutlayer import config, recipes
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
+from cutlayer.models import initialises
 from cutlayer.recipes import (
     cut_layer,
     evidence,
@@ -118,6 +119,18 @@ def test_names_and_numbers_of_runs(name: str) -> None:
 def test_every_run_is_what_its_file_says(name: str) -> None:
     for run in PAPERS[name]().runs:
         assert config.changed(Run(), tomllib.loads(config.dumps(run)), "a file") == run
+
+
+@each_recipe
+def test_papers_that_name_no_initial_weights_have_those_of_torch(name: str) -> None:
+    drawn = [run for run in PAPERS[name]().runs if run.weights is None and initialises(run.model.name)]
+    assert {run.model.options["init"] for run in drawn} <= {"torch"}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_recipes_of_our_own_have_the_librarys_initial_weights(name: str) -> None:
+    for run in recipes.runs(name):
+        assert run.model.options.get("init") == ("he" if initialises(run.model.name) else None)
 
 
 @each_recipe
@@ -331,8 +344,8 @@ def test_the_cut_layer_paper_as_run() -> None:
     assert at("tiny/sfl_v2-cut1").partition.options == {"alpha": 0.01, "min_size": 10, "balance_cap": True}
     fedavg = at("cifar10/fedavg")
     assert fedavg.method == Choice("fedavg", {"agg": "uniform"})
-    assert fedavg.model.options == {"strides": (2, 2, 2, 2), "head": (256, 256)}
-    assert at("cifar10/sfl_v1-cut1").model.options == {}
+    assert fedavg.model.options == {"init": "torch", "strides": (2, 2, 2, 2), "head": (256, 256)}
+    assert at("cifar10/sfl_v1-cut1").model.options == {"init": "torch"}
     assert at("tiny/fedavg").model == at("tiny/sfl_v1-cut1").model
     sgd = {"momentum": 0.9, "weight_decay": 5e-4}
     falling = {"schedule": "cosine", "lr": 0.001, "rounds": 200}
@@ -429,7 +442,7 @@ def rules(run: Run) -> tuple[str, str]:
 def test_the_setting_of_hasfl() -> None:
     (run,) = hasfl_figures.hasfl_table1().runs
     assert (run.data, run.clients, run.per_round, run.rounds) == ("cifar10", 20, None, 1000)
-    assert run.model == Choice("vgg16", {"norm": "batch", "classifier": (512, 512)})
+    assert run.model == Choice("vgg16", {"init": "torch", "norm": "batch", "classifier": (512, 512)})
     assert run.optimiser == Choice("sgd", {"lr": 5e-4})
     planned = {"interval": 15, "batches": "planned", "cuts": "planned", "least_batch": 8}
     assert run.method == Choice("hasfl", planned)

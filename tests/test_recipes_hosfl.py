@@ -145,7 +145,8 @@ def test_runs_of_table_3_are_as_long_as_the_papers_and_need_no_weights() -> None
         assert lengths == {"sfl_v1": 33, "fsl_sage": 33, "zo_sfl": 33, "mu_splitfed": 500, "hosfl": 500}
         for word, run in runs.items():
             assert (run.weights, run.until_samples, run.eval_every) == (None, None, run.rounds)
-            assert (run.model, run.cut, run.batching) == (IMAGES.model, IMAGES.cut, IMAGES.batching)
+            assert run.model == Choice(IMAGES.model.name, {"init": "torch", **IMAGES.model.options})
+            assert (run.cut, run.batching) == (IMAGES.cut, IMAGES.batching)
             assert run.method.name == word
             assert run.optimiser == (Choice("sgd", {"lr": 1e-9}) if word == "mu_splitfed" else IMAGES.optimiser)
         assert runs["fsl_sage"].method.options == {**SAGE, "align_epochs": 1}

@@ -267,6 +267,20 @@ def test_a_checkpoint_from_before_a_key_goes_on_with_its_default(folder: Folder,
     assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()
 
 
+def test_a_checkpoint_from_before_init_goes_on_with_he_and_refuses_torch(folder: Folder, tmp_path: Path) -> None:
+    he, torchs = (
+        replace(SMALL, model=Choice("resnet_tiny", {"width": 2, "init": init}), cut=1) for init in ("he", "torch")
+    )
+    content, manifest = stopped(he, folder).store.load()
+    assert manifest["config"]["model"].pop("init") == "he"
+    folder.store.save(3, content, manifest)
+    with pytest.raises(CheckpointError, match=r"model\.init is 'he' there and 'torch' here; "):
+        execute(torchs, folder, resume=True)
+    execute(he, folder, resume=True)
+    assert folder.metrics.read_bytes() == unbroken(he, tmp_path).metrics.read_bytes()
+    assert unbroken(torchs, tmp_path / "torch").metrics.read_bytes() != folder.metrics.read_bytes()
+
+
 def test_a_run_may_be_given_more_rounds_but_not_fewer_than_it_has_done(folder: Folder, tmp_path: Path) -> None:
     execute(replace(SMALL, rounds=3), folder)
     with pytest.raises(CheckpointError) as error:

@@ -20,6 +20,7 @@ from cutlayer.models import (
     build,
     char_transformer,
     densenet121,
+    initialises,
     load_weights,
     mobilenet_v2,
     resnet18,
@@ -113,6 +114,88 @@ def make(name: str, batch: int = 3) -> tuple[nn.Module, Tensor]:
 
 def units(model: nn.Module) -> tuple[str, ...]:
     return Split(model, 0).units
+
+
+# -- initial weights -----------------------------------------------------------------------------------
+
+INITIALISED = ("char_transformer", "densenet121", "densenet169", "mobilenet_v2", "resnet18", "resnet34", "resnet50",
+               "resnet_tiny", "vgg11", "vgg16")  # fmt: skip
+SMALL_OPTIONS: dict[str, dict[str, Any]] = {
+    "char_transformer": {"num_classes": 60, "width": 64},
+    "densenet121": {"growth": 8},
+    "densenet169": {"growth": 8},
+    "mobilenet_v2": {"width": 0.5},
+}
+
+
+def seeded(name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(5)
+    return build(name, **{**SMALL_OPTIONS.get(name, {"width": 16}), **options})
+
+
+def test_which_models_choose_their_initial_weights() -> None:
+    assert tuple(name for name in MODELS if initialises(name)) == INITIALISED
+
+
+@pytest.mark.parametrize("name", INITIALISED)
+def test_he_is_the_default(name: str) -> None:
+    given, default = (seeded(name, **options).state_dict() for options in ({"init": "he"}, {}))
+    assert all(torch.equal(given[key], default[key]) for key in default)
+
+
+@pytest.mark.parametrize("name", [name for name in INITIALISED if name != "char_transformer"])
+def test_initial_weights_of_convolutions(name: str) -> None:
+    """He: N(0, 2 / fan), fan in for DenseNet, else out, biases 0. torch: U(-b, b) for both, b = 1 / sqrt(fan in)."""
+    for init in ("he", "torch"):
+        modules = seeded(name, init=init).modules()
+        layers = [m for m in modules if isinstance(m, nn.Conv2d) and m.weight.numel() >= 2000]
+        assert layers
+        for conv in layers:
+            kernel = conv.weight[0, 0].numel()
+            bound = (conv.weight.shape[1] * kernel) ** -0.5
+            fan = kernel * (conv.weight.shape[1] if name.startswith("densenet") else conv.out_channels)
+            expected = (2 / fan) ** 0.5 if init == "he" else bound / 3**0.5
+            assert float(conv.weight.detach().std()) == pytest.approx(expected, rel=0.1)
+            if init == "torch":
+                assert float(conv.weight.detach().abs().max()) <= bound
+            if conv.bias is not None:
+                assert bool((conv.bias == 0).all()) == (init == "he")
+
+
+def test_torchs_own_weights_are_the_bits_that_torch_draws() -> None:
+    net = seeded("resnet18", init="torch")
+    torch.manual_seed(5)
+    assert torch.equal(net.get_parameter("conv1.weight"), nn.Conv2d(3, 16, 3, padding=1, bias=False).weight)
+    embedding = seeded("char_transformer", init="torch").get_parameter("embedding.characters.weight")
+    torch.manual_seed(5)
+    assert torch.equal(embedding, nn.Embedding(60, 64).weight)
+
+
+def test_initial_embeddings_of_the_transformer() -> None:
+    for init, deviation in (("he", 0.02), ("torch", 1.0)):
+        net = seeded("char_transformer", init=init)
+        for path in ("embedding.characters.weight", "embedding.places"):
+            assert float(net.get_parameter(path).detach().std()) == pytest.approx(deviation, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("causal_lm", "its weights come from its folder"),
+        ("cnn", "its initial weights are torch's own"),
+        ("mlp", "its initial weights are torch's own"),
+    ],
+)
+def test_models_that_draw_nothing_of_their_own_refuse_init(name: str, why: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(name, init="torch")
+    assert str(error.value) == f"the model {name!r} has no init: {why}; leave it out"
+
+
+def test_unknown_initial_weights_are_refused() -> None:
+    for name in INITIALISED:
+        with pytest.raises(UnknownNameError, match=r"^unknown init 'xavier'; known: he, torch\.$"):
+            seeded(name, init="xavier")
 
 
 # -- sizes and names -----------------------------------------------------------------------------------

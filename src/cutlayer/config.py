@@ -32,7 +32,8 @@ from cutlayer.data.partition import PARTITIONS
 from cutlayer.data.sample import Sample
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
-from cutlayer.models import MODELS
+from cutlayer.models import MODELS, check_init, initialises
+from cutlayer.models.parts import Init
 from cutlayer.optim import OPTIMISERS
 from cutlayer.planning.devices import DEVICES
 from cutlayer.precision import Precision
@@ -40,6 +41,7 @@ from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 
 MOST_THREADS = 4096
+DEFAULT_INIT: Init = "he"  # of runs that were recorded before they could choose, too
 COUNTS = ("clients", "per_round", "rounds", "until_samples", "chunk", "cpu_threads", "eval_every", "checkpoint_every")
 
 
@@ -117,6 +119,15 @@ class Run:
         path = PurePosixPath(self.name)
         if not path.parts or path.is_absolute() or ".." in path.parts or any(c in self.name for c in "\\\0"):
             raise ConfigError(f"the name {self.name!r} cannot be a folder below --out; use words, with / between them")
+        self._tell_init()
+
+    def _tell_init(self) -> None:
+        """A run says where its initial weights come from: a file, or the model, whose choice is always spelled out."""
+        if self.weights is not None and "init" in self.model.options:
+            raise ConfigError(f"the weights come from {self.weights}, so model.init chooses nothing; leave it out")
+        if self.weights is None and initialises(self.model.name):
+            told = Choice(self.model.name, {"init": DEFAULT_INIT, **self.model.options})
+            object.__setattr__(self, "model", told)
 
 
 class Table(NamedTuple):
@@ -177,7 +188,14 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
             values[key] = _typed(key, value, known[key].annotation, where)
             if key in NAMES:
                 registry.find(*NAMES[key], value, where)
+    table = changes.get("model")
+    if values.get("weights") is not None and not (isinstance(table, Mapping) and "init" in table):
+        values["model"] = _without_init(values.get("model", run.model))  # a file of weights takes its place
     return _made(where, dataclasses.replace, run, **values)  # type: ignore[no-any-return]
+
+
+def _without_init(model: Choice) -> Choice:
+    return Choice(model.name, {k: v for k, v in model.options.items() if k != "init"})
 
 
 def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
@@ -190,6 +208,8 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     kept = old.options if old is not None and old.name == name else {}
     options = {**kept, **{k: v for k, v in value.items() if k != "name"}}
     known = registry.options_of(registry.find(what, entries, name, where), given)
+    if key == "model":
+        _made(where, check_init, name, options)
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
     if entries is OPTIMISERS:  # both cost nothing to make, and know their own limits
         _made(where, optim.build, name, **choice.options)

@@ -219,8 +219,8 @@ def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
 
 def difference(then: Mapping[str, Any], run: Run) -> str:
     """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
-    then = {**config.as_dict(Run()), **then}  # a key that there was not yet had its default
-    there, here = (config.flat(json.loads(json.dumps(c))) for c in (then, config.as_dict(run)))
+    known = config.changed(Run(), then, "the checkpoint")  # a key that there was not yet had its default
+    there, here = (config.flat(json.loads(json.dumps(config.as_dict(r)))) for r in (known, run))
     keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
     return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
 

@@ -1,15 +1,17 @@
 """The zoo: models that come with their units, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from cutlayer import registry
+from cutlayer.errors import ConfigError
 from cutlayer.models.densenet import DenseNet, densenet121, densenet169
 from cutlayer.models.language import causal_lm
 from cutlayer.models.mobilenet import MobileNetV2, mobilenet_v2
 from cutlayer.models.norms import freeze_norms
+from cutlayer.models.parts import Init
 from cutlayer.models.resnet import ResNet, resnet18, resnet34, resnet50, resnet_tiny
 from cutlayer.models.small import cnn, mlp
 from cutlayer.models.transformer import CharTransformer, char_transformer
@@ -33,8 +35,26 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def initialises(name: str) -> bool:
+    """Whether the model of this name draws initial weights of its own, so that `init` can choose torch's instead."""
+    init = _options(name).get("init")
+    return init is not None and init.annotation == Init
+
+
+def check_init(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse `init` where there is nothing to choose."""
+    if "init" in options and name in MODELS and "init" not in _options(name):
+        why = "its weights come from its folder" if name == "causal_lm" else "its initial weights are torch's own"
+        raise ConfigError(f"the model {name!r} has no init: {why}; leave it out")
+
+
+def _options(name: str) -> registry.Parameters:
+    return registry.options_of(MODELS[name]) if name in MODELS else {}
+
+
 def build(name: str, **options: Any) -> nn.Module:
     """A model of the zoo, by name."""
+    check_init(name, options)
     return registry.make("model", MODELS, name, options)
 
 

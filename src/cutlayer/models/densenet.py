@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Stem, Units, image_stem, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
 
 BOTTLENECK = 4  # a dense layer narrows its input to so many times what it adds
 
@@ -42,6 +42,7 @@ class DenseNet(nn.Module):
         stem: Stem = "3x3",
         norm: Norm = "batch",
         growth: int = 32,
+        init: Init = "he",
     ) -> None:
         super().__init__()
         channels = 2 * growth
@@ -62,7 +63,7 @@ class DenseNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(channels, num_classes)
-        init_convolutions(self, mode="fan_in")
+        init_convolutions(self, init, mode="fan_in")
 
     def units(self) -> Units:
         """Name of each unit and the sub-modules that it runs, in order."""

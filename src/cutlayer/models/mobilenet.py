@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer import registry
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Units, init_convolutions, run_units
+from cutlayer.models.parts import Init, Units, init_convolutions, run_units
 
 SmallStem = Literal["3x3", "imagenet"]
 STRIDES = {"3x3": 1, "imagenet": 2}
@@ -48,6 +48,7 @@ class MobileNetV2(nn.Module):
         norm: Norm = "batch",
         width: float = 1.0,
         dropout: float = 0.0,
+        init: Init = "he",
     ) -> None:
         super().__init__()
         channels = _scaled(32, width)
@@ -63,7 +64,7 @@ class MobileNetV2(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        init_convolutions(self)
+        init_convolutions(self, init)
 
     def units(self) -> Units:
         """Name of each unit and the sub-modules that it runs, in order."""

@@ -1,15 +1,17 @@
-"""What the networks of the zoo share: stems, the first values of convolutions, and how units run."""
+"""What the networks of the zoo share: stems, initial weights, and how units run."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 
 from cutlayer import registry
+from cutlayer.errors import UnknownNameError
 from cutlayer.models.norms import Norm, image_norm
 
 Stem = Literal["3x3", "7x7", "imagenet"]
+Init = Literal["he", "torch"]  # the initial weights of a network: its own, or those that torch's layers draw
 Units: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # name of each unit and the sub-modules that it runs
 STEMS = {"3x3": (3, 1, False), "7x7": (7, 2, False), "imagenet": (7, 2, True)}  # kernel, stride, pooled?
 
@@ -28,8 +30,17 @@ def image_stem(
     return conv, image_norm(norm, channels), nn.ReLU(), pool
 
 
-def init_convolutions(model: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
-    """He's normal values for the weights of convolutions, zeros for their biases."""
+def draws_he(init: Init) -> bool:
+    """Whether a network draws weights of its own over those of torch."""
+    if init not in get_args(Init):
+        raise UnknownNameError("init", init, get_args(Init))
+    return init == "he"
+
+
+def init_convolutions(model: nn.Module, init: Init, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """He's normal values for the weights of convolutions and zeros for their biases, or torch's own for both."""
+    if not draws_he(init):
+        return
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, feature_norm, image_norm
-from cutlayer.models.parts import Stem, Units, image_stem, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
 
 
 class Block(nn.Module):
@@ -84,6 +84,7 @@ class ResNet(nn.Module):
         width: int = 64,
         strides: tuple[int, ...] = (1, 2, 2, 2),
         head: tuple[int, ...] = (),
+        init: Init = "he",
     ) -> None:
         super().__init__()
         block, self.counts = plan
@@ -101,7 +102,7 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.fc = _classifier(channels, head, num_classes, norm)
-        init_convolutions(self)
+        init_convolutions(self, init)
 
     def units(self) -> Units:
         """Name of each unit and the sub-modules that it runs, in order."""
@@ -135,7 +136,12 @@ resnet50 = preset("ResNet-50: 16 bottleneck blocks.", ResNet, Plan(Bottleneck, (
 
 
 def resnet_tiny(
-    num_classes: int = 10, in_channels: int = 1, stem: Stem = "3x3", norm: Norm = "batch", width: int = 4
+    num_classes: int = 10,
+    in_channels: int = 1,
+    stem: Stem = "3x3",
+    norm: Norm = "batch",
+    width: int = 4,
+    init: Init = "he",
 ) -> ResNet:
     """A residual network of a few thousand parameters, with all the features of a large one."""
-    return ResNet(Plan(Block, (1, 1, 1)), num_classes, in_channels, stem, norm, width, strides=(1, 2, 2))
+    return ResNet(Plan(Block, (1, 1, 1)), num_classes, in_channels, stem, norm, width, strides=(1, 2, 2), init=init)

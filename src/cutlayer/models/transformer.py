@@ -4,18 +4,23 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
-from cutlayer.models.parts import Units, run_units
+from cutlayer.models.parts import Init, Units, draws_he, run_units
+
+SMALL = 0.02  # the deviation of embeddings
 
 
 class Embedding(nn.Module):
     """A vector for each character plus one for its place."""
 
-    def __init__(self, characters: int, context: int, width: int) -> None:
+    def __init__(self, characters: int, context: int, width: int, init: Init) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, width)
         self.places = nn.Parameter(torch.empty(context, width))
-        nn.init.normal_(self.characters.weight, std=0.02)
-        nn.init.normal_(self.places, std=0.02)
+        if draws_he(init):
+            nn.init.normal_(self.characters.weight, std=SMALL)
+            nn.init.normal_(self.places, std=SMALL)
+        else:
+            nn.init.normal_(self.places)  # as torch draws an embedding
 
     def forward(self, x: Tensor) -> Tensor:
         embedded: Tensor = self.characters(x) + self.places[: x.shape[-1]]
@@ -72,7 +77,8 @@ class CharTransformer(nn.Module):
 
     Input: characters (batch, context) as int64; output: scores of the next one (batch, num_classes). Pre-norm layers
     with learned places, and perceptrons four times as wide as the stream. The sizes are a choice, as papers that train
-    six layers on Shakespeare give none: 128 wide with 4 heads make 1.2 million parameters.
+    six layers on Shakespeare give none: 128 wide with 4 heads make 1.2 million parameters. Embeddings are drawn from
+    N(0, 0.02²) with init="he", and from N(0, 1), as torch draws them, with init="torch".
     """
 
     def __init__(
@@ -83,11 +89,12 @@ class CharTransformer(nn.Module):
         heads: int = 4,
         width: int = 128,
         dropout: float = 0.0,
+        init: Init = "he",
     ) -> None:
         super().__init__()
         if width % heads:
             raise ConfigError(f"width {width} cannot be shared by {heads} heads; make it a multiple of heads")
-        self.embedding = Embedding(num_classes, context, width)
+        self.embedding = Embedding(num_classes, context, width, init)
         self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.last = LastPlace()

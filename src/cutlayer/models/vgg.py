@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Units, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Units, init_convolutions, preset, run_units
 
 Layer = tuple[str, list[nn.Module]]  # name of the unit, and its modules
 
@@ -28,6 +28,7 @@ class VGG(nn.Module):
         width: int = 64,
         classifier: tuple[int, ...] = (512, 512),
         dropout: float = 0.0,
+        init: Init = "he",
     ) -> None:
         super().__init__()
         smallest = 2 ** len(blocks)
@@ -46,7 +47,7 @@ class VGG(nn.Module):
         self.classifier = _sequence(dense)
         *units, (name, paths) = _units("features", convolutions)
         self._units = (*units, (name, (*paths, "avgpool", "flatten")), *_units("classifier", dense))
-        init_convolutions(self)
+        init_convolutions(self, init)
 
     def units(self) -> Units:
         """Name of each unit and the sub-modules that it runs, in order."""

@@ -17,6 +17,11 @@ def cosine(lr: float, rounds: int) -> dict[str, Any]:
     return {"schedule": "cosine", "lr": lr, "rounds": rounds}
 
 
+def drawn_by_torch(model: str, **options: Any) -> Choice:
+    """A network with torch's own initial weights: papers that name none, and whose code draws none, have those."""
+    return Choice(model, {"init": "torch", **options})
+
+
 def using(run: Run, method: str, **options: Any) -> Run:
     """The run with this method."""
     return replace(run, method=Choice(method, options))

@@ -12,18 +12,18 @@ from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.data.augment import Augment
 from cutlayer.recipes import published
-from cutlayer.recipes.compose import cosine, named, using
+from cutlayer.recipes.compose import cosine, drawn_by_torch, named, using
 from cutlayer.recipes.published import Table
 from cutlayer.recipes.recipe import Published, Recipe
 
 IID = Choice("iid")
 CROP_FLIP = Augment(crop=4, flip=True)
 TURNED = Augment(flip=True, vertical_flip=True, rotate=10.0)
-RESNET18 = Choice("resnet18")
+RESNET18 = drawn_by_torch("resnet18")
 # The authors' ResNet-50 for small images: a 7x7 stem without pooling, and two hidden layers before the classes.
-RESNET50 = Choice("resnet50", {"stem": "7x7", "head": (256, 256)})
+RESNET50 = drawn_by_torch("resnet50", stem="7x7", head=(256, 256))
 # Their FedAvg trains another ResNet-18 than their split methods: the first stage strides too, and the head is deeper.
-FEDAVG_RESNET18 = Choice("resnet18", {"strides": (2, 2, 2, 2), "head": (256, 256)})
+FEDAVG_RESNET18 = drawn_by_torch("resnet18", strides=(2, 2, 2, 2), head=(256, 256))
 LAST_BLOCKS = {  # of the four stages
     "resnet18": ("layer1.1", "layer2.1", "layer3.1", "layer4.1"),
     "resnet50": ("layer1.2", "layer2.3", "layer3.5", "layer4.2"),
@@ -74,8 +74,8 @@ AS_PAPER_NOTES = (
     "As the paper states it: SGD at 0.01 for FedAvg, Adam at 0.001 for SFL, means weighted by samples, a random order "
     "of clients at every step of SFL-V2, last batches kept. No momentum, weight decay or schedule is stated; none is "
     "used.",
-    "Augmentation, ResNet-50's stem and head and the balanced Dirichlet draw are not stated; they are those of the "
-    "authors' code.",
+    "Augmentation, ResNet-50's stem and head, initial weights (torch's own) and the balanced Dirichlet draw are not "
+    "stated; they are those of the authors' code.",
     "sfl_v1-sgd-cut1 is not in the paper: SFL-V1 with FedAvg's optimiser is FedAvg, whatever the cut.",
 )
 
@@ -159,7 +159,8 @@ AS_RUN_TABLE4 = {
 AS_RUN_NOTES = (
     "As the authors' code and result files show: unweighted means; cosine schedules over the rounds, except at the "
     "server of SFL-V1; weight decay 5e-4; momentum 0.9 in every SGD; SFL-V2 client by client in a fixed order, its "
-    "server always SGD at 0.001 with one persistent momentum; another ResNet-18 for FedAvg. Seeds were 1, 12 and 123.",
+    "server always SGD at 0.001 with one persistent momentum; another ResNet-18 for FedAvg; initial weights that torch "
+    "draws. Seeds were 1, 12 and 123.",
     "No result file is public for CIFAR-100; it is run as Tiny-ImageNet, and FedAvg with SGD as well.",
 )
 

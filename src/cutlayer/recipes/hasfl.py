@@ -7,7 +7,7 @@ from typing import Any
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
 from cutlayer.planning.policy import BASELINES
-from cutlayer.recipes.compose import using
+from cutlayer.recipes.compose import drawn_by_torch, using
 
 PARTITIONS: Mapping[str, Choice] = {"iid": Choice("iid"), "shards": Choice("shards", {"per_client": 2})}
 INTERVAL = 15
@@ -36,8 +36,8 @@ def _run(data: str, model: Choice, cut: int) -> Run:
     )
 
 
-CIFAR10 = _run("cifar10", Choice("vgg16", {"norm": "batch", "classifier": (512, 512)}), CUT)
-CIFAR100 = _run("cifar100", Choice("resnet18"), 5)  # half of the ten: stem, eight blocks, head
+CIFAR10 = _run("cifar10", drawn_by_torch("vgg16", norm="batch", classifier=(512, 512)), CUT)
+CIFAR100 = _run("cifar100", drawn_by_torch("resnet18"), 5)  # half of the ten: stem, eight blocks, head
 
 
 def with_plan(run: Run, batches: str, cuts: str, interval: int = INTERVAL, **options: Any) -> Run:

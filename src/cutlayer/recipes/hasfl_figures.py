@@ -24,8 +24,8 @@ TABLE1: Mapping[str, float | tuple[float, float]] = {
 
 SETTING = (
     "The paper gives neither the number of rounds (1000 here, a round being 15 mini-batches of every device) nor "
-    "the target of its bound, memory limits or augmentation (none); VGG-16 has batch normalisation and fully "
-    "connected layers of 512 and 512.",
+    "the target of its bound, memory limits, initial weights (torch's own) or augmentation (none); VGG-16 has batch "
+    "normalisation and fully connected layers of 512 and 512.",
     "Plain SGD at 0.0005, as stated, is very slow. Try --set optimiser.momentum=0.9, and say so beside the numbers.",
     "Random batch sizes and cuts are drawn again in every round.",
 )

@@ -5,11 +5,12 @@ from itertools import product
 
 from cutlayer.config import Choice, Run
 from cutlayer.recipes import published
-from cutlayer.recipes.compose import named
+from cutlayer.recipes.compose import drawn_by_torch, named
 from cutlayer.recipes.hosfl import ON_IMAGES, ON_TEXTS, PARTITIONS, TRAIN, Setting, for_images, for_texts, images, texts
 from cutlayer.recipes.recipe import Recipe
 
 EPOCHS = 33  # rounds: the first after which more than 160,000 samples are processed, at 5,000 a round
+DRAWN = drawn_by_torch("resnet18", stem="imagenet")
 STILL = Choice("sgd", {"lr": 1e-9})  # for MU-SplitFed with random weights, from which it diverges at its own rates
 
 
@@ -118,7 +119,7 @@ def _traffic(name: str, source: str, claims: tuple[str, ...] = (), notes: tuple[
 
 def _crossing() -> dict[str, Run]:
     """Runs as long as the paper's, by rounds."""
-    runs = for_images(images("cifar10", "iid", weights=None, fresh=()), align_epochs=1)
+    runs = for_images(images("cifar10", "iid", model=DRAWN, weights=None, fresh=()), align_epochs=1)
     runs["mu_splitfed"] = replace(runs["mu_splitfed"], optimiser=STILL, server_optimiser=None)
     by_epoch = ("sfl_v1", "fsl_sage", "zo_sfl")
     lengths = {label: EPOCHS if label in by_epoch else run.rounds for label, run in runs.items()}

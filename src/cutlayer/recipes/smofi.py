@@ -6,14 +6,16 @@ from typing import Any
 
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
-from cutlayer.recipes.compose import decayed, trained, using, with_steps
+from cutlayer.recipes.compose import decayed, drawn_by_torch, trained, using, with_steps
 
 MOMENTUM = 0.9
 ALPHA = -0.1  # staleness factor
 NAR_NORM = 10.0  # largest norm of FedNAR, the default of its authors' code
 
 ON_PARTITIONS = "Partitions are drawn again until every client holds at least one batch."
+ON_WEIGHTS = "The paper names no initial weights and has no public code: they are those that torch's layers draw."
 ON_IMAGES = (
+    ON_WEIGHTS,
     "The paper names no augmentation: none is used, as with crops and flips FedAvg soon passes its printed accuracy.",
     "ResNets have a 3x3 stem without pooling, for 32x32 and for 64x64 images.",
     "The cut after two residual blocks is stated for CIFAR-10 and assumed for the other data sets.",
@@ -54,7 +56,7 @@ def dirichlet(alpha: float, min_size: int) -> Choice:
     return Choice("dirichlet", {"alpha": alpha, "min_size": min_size})
 
 
-_RESNET18: dict[str, Any] = {"model": Choice("resnet18"), "cut": "layer1.1", "clients": 100, "per_round": 20}
+_RESNET18: dict[str, Any] = {"model": drawn_by_torch("resnet18"), "cut": "layer1.1", "clients": 100, "per_round": 20}
 
 CIFAR10 = Setup(
     run=_run("cifar10", 0.05, 5e-4, 32, rounds=1000, partition=dirichlet(0.2, 32), **_RESNET18),
@@ -81,7 +83,7 @@ TINY = Setup(
         clients=200,
         per_round=40,
         partition=dirichlet(0.2, 64),
-        model=Choice("resnet34"),
+        model=drawn_by_torch("resnet34"),
         cut="layer1.1",
     ),
     steps=40,
@@ -99,7 +101,7 @@ SHAKESPEARE = Setup(
         clients=100,
         per_round=20,
         partition=Choice("natural", {"min_size": 1000}),
-        model=Choice("char_transformer"),
+        model=drawn_by_torch("char_transformer"),
         cut="layer2",
     ),
     steps=115,
@@ -115,7 +117,7 @@ _SPEECH_RUN = _run(
     clients=200,
     per_round=20,
     partition=dirichlet(0.2, 32),
-    model=Choice("vgg11", {"norm": "batch"}),
+    model=drawn_by_torch("vgg11", norm="batch"),
     cut="conv2_1",
 )
 GOOGLE_SPEECH = Setup(

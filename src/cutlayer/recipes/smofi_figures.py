@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cutlayer.config import Choice, Run
-from cutlayer.recipes.compose import decayed, label, named, trained, using
+from cutlayer.recipes.compose import decayed, drawn_by_torch, label, named, trained, using
 from cutlayer.recipes.recipe import Apart, Recipe, Sweep
 from cutlayer.recipes.smofi import (
     ALPHA,
@@ -168,13 +168,13 @@ class Network(NamedTuple):
 
 
 NETWORKS: Mapping[str, Network] = {
-    "vgg11": Network(Choice("vgg11", {"norm": "batch"}), "conv2_1", 0.01, 5e-4),
-    "vgg16": Network(Choice("vgg16", {"norm": "batch"}), "conv2_2", 0.01, 5e-4),
-    "mobilenet_v2": Network(Choice("mobilenet_v2"), "block4", 0.01, 5e-4),
-    "resnet18": Network(Choice("resnet18"), "layer1.1", 0.05, 5e-4),
-    "resnet34": Network(Choice("resnet34"), "layer1.1", 0.05, 1e-3),
-    "densenet121": Network(Choice("densenet121"), "transition1", 0.05, 1e-3),
-    "densenet169": Network(Choice("densenet169"), "transition1", 0.05, 1e-3),
+    "vgg11": Network(drawn_by_torch("vgg11", norm="batch"), "conv2_1", 0.01, 5e-4),
+    "vgg16": Network(drawn_by_torch("vgg16", norm="batch"), "conv2_2", 0.01, 5e-4),
+    "mobilenet_v2": Network(drawn_by_torch("mobilenet_v2"), "block4", 0.01, 5e-4),
+    "resnet18": Network(drawn_by_torch("resnet18"), "layer1.1", 0.05, 5e-4),
+    "resnet34": Network(drawn_by_torch("resnet34"), "layer1.1", 0.05, 1e-3),
+    "densenet121": Network(drawn_by_torch("densenet121"), "transition1", 0.05, 1e-3),
+    "densenet169": Network(drawn_by_torch("densenet169"), "transition1", 0.05, 1e-3),
 }
 
 

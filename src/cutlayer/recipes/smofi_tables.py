@@ -13,6 +13,7 @@ from cutlayer.recipes.smofi import (
     ON_IMAGES,
     ON_METHODS,
     ON_PARTITIONS,
+    ON_WEIGHTS,
     SHAKESPEARE,
     TINY,
     Setup,
@@ -112,6 +113,7 @@ def smofi_table5() -> Recipe:
             "the 115 of the fixed-step methods. With small roles too it would be 50.",
             "Speech trains one epoch a round: the paper's 15 steps for fixed-step methods are one epoch of the mean "
             "client, though it states five epochs everywhere. Try five with --set batching.epochs=5.",
+            ON_WEIGHTS,
             "Spoken words are log-mel images of 32x32; VGG-11 has batch normalisation.",
             ON_PARTITIONS,
             ON_METHODS,
