@@ -513,7 +513,7 @@ def test_profile_fits_the_input(say: Any) -> None:
 
 def test_profile_of_a_model_that_reads_characters(say: Any) -> None:
     costs = say("profile", "char_transformer", "--json").json
-    assert (costs["input"], costs["options"]) == ([80], {"num_classes": 80, "context": 80})
+    assert (costs["input"], costs["options"]) == ([80], {"num_classes": 80, "context": 80, "init": "he"})
     # an embedding looks up, it computes nothing; it gives 128 numbers for each of the 80 places
     assert [costs["units"][0][key] for key in ("unit", "forward_flops", "activation")] == ["embedding", 0, 80 * 128]
     assert costs["units"][0]["params"] == 80 * 128 + 80 * 128
@@ -578,7 +578,9 @@ def test_a_dry_run_shows_what_would_be_trained(say: Any) -> None:
         "mergesfl mergesfl(regulate=True) of 32, 75 steps",
         "smofi smofi(alpha=-0.1, beta=0.3) of 32, 5 epochs",
     ]
-    assert shown[5].startswith("all runs: data cifar10, partition dirichlet(alpha=0.2, min_size=32), model resnet18, ")
+    assert shown[5].startswith(
+        "all runs: data cifar10, partition dirichlet(alpha=0.2, min_size=32), model resnet18(init=torch), "
+    )
     settings = "rounds 1000, clients 20 of 100, devices pool(kappa=100.0), device cpu, engine auto, precision fp32"
     assert " ".join(shown[5:-1]).endswith(settings) and shown[-1] == "source: SMoFi, Table 2"
 

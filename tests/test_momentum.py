@@ -26,7 +26,8 @@ from conftest import (
 from one_weight import Weight, alike, mean_output, weight
 from torch import Tensor, nn
 
-from cutlayer import methods, optim
+import cutlayer.stored  # noqa: F401 (what checkpoints hold)
+from cutlayer import checkpoint, methods, optim
 from cutlayer.batches import Batching
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
@@ -133,6 +134,15 @@ def fedprox() -> dict[str, Tensor]:
 def test_with_one_client_every_method_with_the_penalty_is_fedprox(cut: int, name: str, options: dict[str, Any]) -> None:
     found = result(name, optim.sgd(0.05, momentum=0.9, proximal=0.5), cut, **options, **ALONE)
     agree(found, result("fedprox", mu=0.5, **ALONE))
+
+
+@pytest.mark.parametrize(("when", "kept"), [("never", True), ("round", False), ("step", False)])
+def test_moments_that_start_over_are_no_part_of_the_state(when: str, kept: bool) -> None:
+    opt = optim.sgd(0.05, momentum=0.9)
+    method = methods.build("sfl_v2", Split(resnet(), 1), opt, opt, server_opt_reset=when)
+    sim = simulation(method)
+    for state in (sim.start(), run(sim, 1)):
+        assert ("/server/tree/moments/momentum/fc.weight" in checkpoint.pack(state)[0]) == kept
 
 
 @pytest.mark.parametrize(("name", "options"), [("sfl_v1", {"sync": "step"}), ("sfl_v2", {"server_opt_reset": "step"})])

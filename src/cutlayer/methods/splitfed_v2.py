@@ -10,7 +10,7 @@ from cutlayer.methods.base import final, with_one_server
 from cutlayer.optim import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape
-from cutlayer.pieces.fields import progress_of
+from cutlayer.pieces.fields import model_of, progress_of
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
@@ -19,7 +19,8 @@ from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.places import Clients
 from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Part, Progress, State
+from cutlayer.state import Grads, Model, Part, Progress, State
+from cutlayer.values import Held
 
 Reset = Literal["never", "round", "step"]
 Interleave = Literal["step", "client"]
@@ -62,7 +63,8 @@ class SplitFedV2:
         return self.interval is not None
 
     def start(self, server: Server, fed: Fed) -> State:
-        return with_one_server(self.model, self.server_opt, server, fed)
+        state = with_one_server(self.model, self.server_opt, server, fed)
+        return state._replace(server=self.kept(server, state.server))
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
@@ -78,7 +80,7 @@ class SplitFedV2:
         return state._replace(
             round=state.round + 1,
             client=fed.mean(clients.up(MODEL(c.model)), weights(clients, self.agg)),
-            server=s,
+            server=self.kept(server, s),
             report=server.sum(server.each(report, server.rows(progress))),
         )
 
@@ -90,13 +92,13 @@ class SplitFedV2:
     def _ordered(self, who: Clients, number: int) -> tuple[int, ...]:
         return shuffled(who.ids, who.key, number) if self.order == "random" else who.ids
 
-    def enter(self, part: Part, round: int) -> Part:
+    def kept(self, server: Server, s: Held) -> Held:
+        """What the server keeps between rounds: its model, and its moments unless they start over."""
+        return s if self.server_opt_reset == "never" else server.do(model_of, s)
+
+    def enter(self, kept: Part | Model, round: int) -> Part:
         """The server's part when a round begins."""
-        return (
-            self.server_opt.begin(part.model, round)
-            if self.server_opt_reset == "round"
-            else self.server_opt.resume(part, round)
-        )
+        return self.server_opt.resume(kept, round) if isinstance(kept, Part) else self.server_opt.begin(kept, round)
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
         """One step for one client."""
