@@ -3,47 +3,63 @@
     python bench/headline.py --runs runs digits/fedavg digits/sfl_v1:10
     python bench/headline.py --runs runs --device cuda --engine graph --precision bf16 --seconds 560 \\
         smofi_table1/cifar10:120 cut_table3_as_run/cifar10/sfl_v2-cut1:30
+    python bench/headline.py --runs runs --next --seconds 560 --data DATA --collect OUT
+    python bench/headline.py --runs runs --list
 
 A name is that of a run, of a panel or of a whole recipe, and may carry rounds of its own. A run is the first rounds of
 its recipe's: all that its recipe says of schedules stays, a cosine's length too. It is kept as `cutlayer run` keeps it.
-The same command again skips what is finished and goes on with what is not. `--collect FOLDER` packs the small files of
-all runs into FOLDER/headline.tar.gz; unpacked, they are what bench/results_page.py and `cutlayer compare` read.
+The same command again skips what is finished and goes on with what is not. Runs that are equal but for their names are
+trained once.
+
+`--next` trains what bench/evidence.toml lists, most valuable first: it goes on with the first run that is finished
+neither in --runs nor in bench/results/headline, and then with the next while there is time. `--list` shows how far each
+of them is.
+
+`--collect OUT` packs the small files of all runs into OUT/headline.tar.gz; unpacked, they are what
+bench/results_page.py and `cutlayer compare` read. The run that was trained last is packed whole, in pieces of at most
+16 MiB, so that `--from OUT` goes on with it on another machine; one of more than 60 MiB is not, and must end in one go,
+in the same --runs.
 """
 
 import argparse
-import io
 import json
+import shutil
 import sys
-import tarfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from cutlayer import config, recipes
+import evidence
+import packing
+from evidence import QUEUE, RESULTS, named
+from packing import MOST, REMARKS, SESSIONS
+
+from cutlayer import build, checkpoint, config
 from cutlayer.checks import check_device
 from cutlayer.config import Run
-from cutlayer.errors import ConfigError, CutlayerError, DataError, UnknownNameError
+from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, DataError
 from cutlayer.folder import Folder, read_lines, write
-from cutlayer.run import difference, execute
+from cutlayer.run import difference, environment, execute
 from cutlayer.scarcity import release
 from cutlayer.training import Record, Training
 from cutlayer.trials import find, load
 
-KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
-SESSIONS = "sessions.jsonl"  # beside a run's own files: the first round of each session
-REMARKS = "remarks.txt"  # and what is to be known of its results
-ARCHIVE = "headline.tar.gz"
 NONE = "–"
+MIB = 2.0**20
 TOLD_EVERY = 10  # rounds
 TO_FINISH = 8.0  # seconds kept for the last checkpoint and the model
 TO_START = 30.0  # seconds below which no run is begun: data, model and the first round
 MARGIN = 1.3  # a round may take so many times the longest of the last ones
+COPIES = (
+    8  # of a model that a run leaves on the disk at most: itself, and with momenta three checkpoints, one half-written
+)
 FAILED, MISTAKEN, STOPPED = 1, 2, 130  # exit codes, as of `cutlayer`
 OPTIONS = ("rounds", "seed", "device", "engine", "precision", "checkpoint_every")  # keys that are not for --set
+USUAL = {"device": "cpu", "engine": "auto", "seed": 0, "checkpoint_every": 5}  # of runs that are named
 WORDS = {  # advice for users of `cutlayer run`, in the words of this script
     "start over with --overwrite": "remove its folder and start over",
     "go on with --resume": "give the same command again",
@@ -96,14 +112,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def carried_out(args: argparse.Namespace) -> int:
     """Train what is asked for, as far as the time goes; the exit code."""
     began = time.monotonic()
-    runs = chosen(args)
-    check(runs, args)
+    runs = queued(args) if args.next or args.list else evidence.distinct(chosen(args))
+    if args.list:
+        listed(runs, args)
+        return 0
+    if args.source is not None:
+        say(f"{packing.unpack_whole(args.source, args.runs).path}: unpacked from {args.source}")
+    left = unfinished(runs, args) if args.next else runs
+    check(left, args)
     failed: dict[str, int] = {}
-    for run in runs:
+    last: Folder | None = None
+    for run in left:
+        if args.next and time.monotonic() + TO_START > began + args.seconds:
+            break
         try:
-            trained(run, args, began + args.seconds)
+            last = trained(run, args, began + args.seconds) or last
         except KeyboardInterrupt:
-            done = max(folder_of(run, args.runs).store.rounds(), default=0)
+            done = max(home(run, args.runs)[0].store.rounds(), default=0)
             print(f"stopped; {run.name} is saved up to round {done}; the same command goes on", file=sys.stderr)
             return STOPPED
         except CutlayerError as error:  # one run that cannot be trained leaves the time to the others
@@ -113,7 +138,7 @@ def carried_out(args: argparse.Namespace) -> int:
             failed[run.name] = FAILED
         release()
     if args.collect is not None:
-        collected(args.runs, args.collect)
+        collected(args.runs, args.collect, last)
     say(f"{time.monotonic() - began:.0f} s in all" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return max(failed.values(), default=0)
 
@@ -123,34 +148,69 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="RECIPE[/PANEL][/RUN][:ROUNDS]", help="what to train, at most to the recipe's end"
     )
+    parser.add_argument("--next", action="store_true", help="train what bench/evidence.toml lists, in its order")
+    parser.add_argument("--list", action="store_true", help="show what bench/evidence.toml lists, and how far it is")
+    parser.add_argument("--queue", type=Path, default=QUEUE, metavar="FILE", help="another list for --next and --list")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where finished runs of the list are recorded")
     parser.add_argument("--data", type=Path, help="the folder of the data sets; by default that of CUTLAYER_DATA")
     parser.add_argument("--runs", type=Path, required=True, help="the folder that the runs are kept in")
-    parser.add_argument("--device", default="cpu", help="cpu by default, or cuda")
-    parser.add_argument("--engine", default="auto", help="as `cutlayer list engines` names it; auto by default")
-    parser.add_argument("--precision", help="fp32, tf32 or bf16; by default the recipe's")
+    parser.add_argument("--device", help="cpu by default, or cuda; for --next the list's")
+    parser.add_argument("--engine", help="as `cutlayer list engines` names it; auto by default, for --next the list's")
+    parser.add_argument("--precision", help="fp32, tf32 or bf16; by default the recipe's, for --next the list's")
     parser.add_argument("--rounds", type=int, help="of names without their own; by default, and at most, the recipe's")
-    parser.add_argument("--seed", type=int, default=0, help="0 by default")
+    parser.add_argument("--seed", type=int, help="0 by default; for --next the list's")
     parser.add_argument(
         "--seconds",
         type=float,
         default=float("inf"),
         help=f"end cleanly before these are over; no run is begun in the last {TO_START:.0f}",
     )
-    parser.add_argument("--checkpoint-every", type=int, default=5, metavar="ROUNDS", help="5 by default")
+    parser.add_argument("--checkpoint-every", type=int, metavar="ROUNDS", help="5 by default")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="as of `cutlayer run`; may be repeated")
-    parser.add_argument("--collect", type=Path, metavar="FOLDER", help=f"write {ARCHIVE} of all runs there at the end")
+    parser.add_argument("--collect", type=Path, metavar="OUT", help="pack the runs there at the end, see above")
+    parser.add_argument("--from", dest="source", type=Path, metavar="OUT", help="begin with the run packed there")
     args = parser.parse_intermixed_args(arguments)
-    if not args.names and args.collect is None:
-        parser.error("name at least one run, or pack those that are there with --collect")
+    listing = args.next or args.list
+    if listing and (args.names or args.rounds is not None or args.seed is not None):
+        parser.error(f"{args.queue.name} says what --next and --list take: give no names, --rounds or --seed")
+    if not (args.names or listing or args.collect is not None):
+        parser.error("name at least one run, take those of the list with --next, or pack some with --collect")
     if not args.seconds > 0:
         parser.error(f"--seconds is to be above 0, and not {args.seconds:g}")
     return args
 
 
+def queued(args: argparse.Namespace) -> list[Run]:
+    """The runs of the list, changed as the command line says."""
+    given = {key: value for key in OPTIONS if (value := getattr(args, key)) is not None}
+    changes = {"checkpoint_every": USUAL["checkpoint_every"], **given, **settings_of(args.set or [])}
+    return evidence.wanted(evidence.read(args.queue), changes, str(args.queue))
+
+
+def unfinished(runs: Sequence[Run], args: argparse.Namespace) -> list[Run]:
+    """The runs that no folder holds to their end."""
+    known = [(folder, folder.run()) for folder in evidence.folders(args.results, args.runs)]
+    left = [run for run in runs if not any(evidence.finished(f, run) for f in evidence.held(run, known))]
+    say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} in {args.queue.name} are finished")
+    return left
+
+
+def listed(runs: Sequence[Run], args: argparse.Namespace) -> None:
+    """How far each run of the list is, and where."""
+    known = [(folder, folder.run()) for folder in evidence.folders(args.results, args.runs)]
+    for run in runs:
+        done = {str(folder.path): len(folder.history()) for folder in evidence.held(run, known)}
+        where = max(done, key=lambda path: done[path], default="")
+        ended = any(evidence.finished(folder, run) for folder in evidence.held(run, known))
+        state = "finished" if ended else "not begun" if not where else "begun"
+        rounds = f"{min(done.get(where, 0), run.rounds)}/{run.rounds}"
+        say(f"{state:9}  {rounds:>9}  {run.name}, seed {run.seed}{f'  ({where})' if where else ''}")
+
+
 def chosen(args: argparse.Namespace) -> list[Run]:
     """The runs in the order of their names, changed as the command line says."""
-    changes: dict[str, Any] = {key: getattr(args, key) for key in OPTIONS if key != "rounds"}
-    changes = {key: value for key, value in changes.items() if value is not None}
+    given = {key: value for key in OPTIONS if (value := getattr(args, key)) is not None and key != "rounds"}
+    changes: dict[str, Any] = {**USUAL, **given}
     settings = settings_of(args.set or [])
     runs = []
     for word in args.names:
@@ -179,24 +239,44 @@ def settings_of(words: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def named(name: str) -> tuple[Run, ...]:
-    """The run of this name, or the runs of the panel or recipe."""
-    known = recipes.runs(name.partition("/")[0])
-    found = tuple(run for run in known if f"{run.name}/".startswith(f"{name}/"))
-    if not found:
-        raise UnknownNameError("run", name, [run.name for run in known])
-    return found
-
-
 def check(runs: Sequence[Run], args: argparse.Namespace) -> None:
-    """Find mistakes before any time is spent."""
-    check_device(args.device)
+    """Find mistakes before the device is touched: names, folders, data and room on the disk, in this order."""
     if args.data is not None and not args.data.is_dir():
         raise DataError(f"there is no folder {args.data}; --data is the one that holds the data sets")
     for run in runs:
-        folder = folder_of(run, args.runs)
+        folder, known = home(run, args.runs)
         if folder.config.exists():
-            check_same(folder, run)
+            check_same(folder, known)
+    first = {run.data: run for run in reversed(runs[:1] if args.next else runs)}.values()
+    mistakes = [mistake for run in first if (mistake := obstacle(run, args)) is not None]
+    if first and len(mistakes) == len(first):
+        raise mistakes[-1]  # else the other runs can be trained, and these are told of in their turn
+    for run in runs[:1]:
+        check_device(run.device)
+
+
+def obstacle(run: Run, args: argparse.Namespace) -> CutlayerError | None:
+    """What keeps a run from being trained, of what can be known without the device."""
+    try:
+        check_room(run, args)
+    except CutlayerError as error:
+        return error
+    return None
+
+
+def check_room(run: Run, args: argparse.Namespace) -> None:
+    """The disk must hold what the run will leave; its model says how much that is."""
+    if evidence.finished(home(run, args.runs)[0], run):
+        return
+    net = build.model_of(replace(run, device="cpu"), build.dataset(run, args.data).train, args.data).model
+    need = COPIES * sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
+    for folder, flag, needed in ((args.runs, "--runs", need), (args.collect, "--collect", MOST)):
+        if folder is not None:
+            there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+            free = shutil.disk_usage(there).free
+            if free < needed:
+                wants = f"{run.name} needs {needed / MIB:.0f} MiB at {folder}, where {free / MIB:.0f} are free"
+                raise CheckpointError(f"{wants}; make room there, or choose another {flag}")
 
 
 def check_same(folder: Folder, run: Run) -> None:
@@ -215,24 +295,45 @@ def folder_of(run: Run, runs: Path) -> Folder:
     return Folder(runs / run.name / f"seed-{run.seed}")
 
 
-def trained(run: Run, args: argparse.Namespace, deadline: float) -> None:
-    """Train a run as far as the time goes, and tell what it came to."""
-    folder = folder_of(run, args.runs)
-    if max(folder.store.rounds(), default=0) >= run.rounds:
-        say(f"{told(folder, run)}; finished before")
-        return
+def home(run: Run, runs: Path) -> tuple[Folder, Run]:
+    """Where a run is trained, and as which: an equal one that is there already goes on under its own name."""
+    for folder in evidence.folders(runs):
+        there = folder.run()
+        if evidence.serves(there, run):
+            return folder, replace(run, name=there.name, devices=there.devices)
+    return folder_of(run, runs), run
+
+
+def trained(asked: Run, args: argparse.Namespace, deadline: float) -> Folder | None:
+    """Train a run as far as the time goes, and tell what it came to; its folder, if there was anything to do."""
+    folder, run = home(asked, args.runs)
+    if evidence.finished(folder, run):
+        also = "" if run.name == asked.name else f", and serves {asked.name}"
+        say(f"{told(folder, run)}; finished before{also}")
+        return None
     if time.monotonic() + TO_START > deadline:
         say(f"{run.name}: no time left, as it takes {TO_START:.0f} s at least")
-        return
-    watch = Watch(run.name, run.rounds, deadline)
+        return None
+    watch = Watch(f"{run.name}, seed {run.seed}" if run.seed else run.name, run.rounds, deadline)
 
     def start(training: Training) -> None:
-        note_session(folder, training.state.round + 1)
+        note_session(folder, training.state.round + 1, environment(run.device))
         watch.start(training)
+        tell_size(training, watch.title)
 
     began = time.monotonic()
     execute(run, folder, root=args.data, resume=True, on_start=start, on_round=watch.round)
     say(f"{told(folder, run)}; {time.monotonic() - began:.0f} s now")
+    return folder
+
+
+def tell_size(training: Training, title: str) -> None:
+    """Say if a run cannot go on elsewhere."""
+    tensors, _ = checkpoint.pack((training.state, training.simulation.memory.content()))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if size > MOST:
+        told = f"{size / MIB:.0f} MiB, too large to be packed ({MOST / MIB:.0f} at most)"
+        say(f"{title}: a checkpoint has {told}: it must end in one go, in the same --runs")
 
 
 def told(folder: Folder, run: Run) -> str:
@@ -247,10 +348,10 @@ def told(folder: Folder, run: Run) -> str:
     )
 
 
-def note_session(folder: Folder, first: int) -> None:
-    """Sessions of rounds that are lost and run again are forgotten."""
-    begun = sorted({number for number in sessions(folder) if number < first} | {first})
-    write(folder.path / SESSIONS, "".join(json.dumps({"round": number}) + "\n" for number in begun))
+def note_session(folder: Folder, first: int, where: dict[str, Any]) -> None:
+    """Record where a session begins, and on what; sessions of rounds that are lost and run again are forgotten."""
+    earlier = [line for line in read_lines(folder.path / SESSIONS) if line["round"] < first]
+    write(folder.path / SESSIONS, "".join(json.dumps(line) + "\n" for line in [*earlier, {"round": first, **where}]))
 
 
 def sessions(folder: Folder) -> set[int]:
@@ -273,25 +374,19 @@ def remarks(folder: Folder) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def collected(runs: Path, out: Path) -> None:
-    """The small files of all runs in one archive, with what is needed of each round."""
+def collected(runs: Path, out: Path, last: Folder | None) -> None:
+    """Pack all runs small, and the one that was trained last whole, where it is small enough."""
     folders = find([runs])
-    out.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(out / ARCHIVE, "w:gz") as archive:
-        for folder in folders:
-            for name, content in small_files(folder):
-                entry = tarfile.TarInfo(str(folder.path.relative_to(runs) / name))
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-    say(f"{out / ARCHIVE}: {count(len(folders), 'run')}, {(out / ARCHIVE).stat().st_size / 2**10:.1f} KiB")
-
-
-def small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
-    rounds = ({key: record[key] for key in KEPT if key in record} for record in folder.history())
-    yield folder.metrics.name, "".join(json.dumps(record) + "\n" for record in rounds).encode()
-    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS, folder.path / REMARKS):
-        if path.exists():
-            yield path.name, path.read_bytes()
+    archive = packing.pack_small(folders, runs, out)
+    say(f"{archive}: {count(len(folders), 'run')}, {archive.stat().st_size / 2**10:.1f} KiB")
+    if last is None:
+        return
+    made = packing.pack_whole(last, runs, out)
+    if made:
+        size = sum(piece.stat().st_size for piece in made) / MIB
+        say(f"{made[0].parent}: {last.path.relative_to(runs)} in {count(len(made), 'piece')}, {size:.1f} MiB")
+    else:
+        say(f"{last.path.relative_to(runs)} is not packed: it has more than {MOST / MIB:.0f} MiB")
 
 
 def percent(share: float | None) -> str:

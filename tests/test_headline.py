@@ -132,7 +132,7 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
         ("digits --set methods=sl", "unknown key 'methods' in --set; did you mean 'method'"),
         ("digits --set seed=3", "--set cannot change seed; use --seed"),
         ("--collect out", "there is no run under "),
-        ("", "name at least one run, or pack those that are there with --collect; see --help"),
+        ("", "name at least one run, take those of the list with --next, or pack some with --collect; see --help"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -184,7 +184,7 @@ def test_a_finished_run_is_told_of(
 
 def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleType, kept: Folder) -> None:
     assert headline.pace(kept) == 2 * 64
-    headline.note_session(kept, 2)  # rounds from 2 on were lost
+    headline.note_session(kept, 2, {})  # rounds from 2 on were lost
     assert headline.sessions(kept) == {1, 2}
     kept.timing.write_text('{"round": 1, "seconds": 60.0}\n')
     assert headline.pace(kept) is None

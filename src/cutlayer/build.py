@@ -161,6 +161,19 @@ def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[fl
     return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
 
 
+def reads_devices(run: Run) -> bool:
+    """Whether devices steer the run's method; elsewhere they only tell the simulated time."""
+    return _regulates(run) or _plans(run)
+
+
+def _regulates(run: Run) -> bool:
+    return bool(run.method.options.get("regulate"))
+
+
+def _plans(run: Run) -> bool:
+    return "devices" in registry.options_of(methods.METHODS[run.method.name])
+
+
 def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
     """The run's method with its model and optimisers, and what it asks to know of the devices, where there are any."""
     client_opt, server_opt = (
@@ -168,9 +181,9 @@ def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile |
     )
     options = dict(run.method.options)
     if pool is not None and costs is not None:
-        if options.get("regulate"):
+        if _regulates(run):
             options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
-        if "devices" in registry.options_of(methods.METHODS[run.method.name]):
+        if _plans(run):
             options |= {"devices": pool, "costs": Costs.of(costs)}
     made = methods.build(run.method.name, split, client_opt, server_opt, **options)
     if run.precision == "bf16" and hasattr(made, "smoothing"):  # the length of a step for finite differences

@@ -1,0 +1,118 @@
+"""Which runs the papers' tables need, in order of worth, and which of them are done.
+
+evidence.toml lists them. A run is recognised by its content, whatever it is called: tables and figures of one paper
+share many runs, and each is trained once.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cutlayer import build, config, recipes
+from cutlayer.config import Run
+from cutlayer.convergence import accuracies, converged
+from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.folder import Folder
+
+QUEUE = Path(__file__).with_name("evidence.toml")
+RESULTS = Path(__file__).parent / "results" / "headline"
+LENGTH = ("rounds", "until_samples", "until_converged", "until_accuracy")
+NO_CONTENT = ("name", "seed", "checkpoint_every", "chunk", "cpu_threads", *LENGTH)  # what leaves each round as it is
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some runs of one worth: all of them with the first seed, then with the next."""
+
+    names: tuple[str, ...]  # of runs, panels or recipes
+    seeds: tuple[int, ...]
+    rounds: int | None = None  # the recipe's by default
+    set: dict[str, Any] = {}  # keys of the runs that are changed
+
+
+class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The list, and what all of its runs have in common."""
+
+    set: dict[str, Any]
+    run: tuple[Entry, ...]
+
+
+def read(path: Path = QUEUE) -> Queue:
+    """The list in a file."""
+    try:
+        return msgspec.convert(config.read(path), Queue)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {str(error).replace('`', '')}") from None
+
+
+def wanted(queue: Queue, changes: Mapping[str, Any], where: str) -> list[Run]:
+    """The runs of the list, most valuable first, with the changes of a command line."""
+    return [
+        config.changed(run, {**queue.set, **entry.set, **_rounds(entry), **changes, "seed": seed}, where)
+        for entry in queue.run
+        for seed in entry.seeds
+        for name in entry.names
+        for run in named(name, where)
+    ]
+
+
+def _rounds(entry: Entry) -> dict[str, int]:
+    return {} if entry.rounds is None else {"rounds": entry.rounds}
+
+
+def named(name: str, where: str = "") -> tuple[Run, ...]:
+    """The run of this name, or the runs of the panel or recipe; `where` tells a user which file the name is in."""
+    known = recipes.recipe(name.partition("/")[0], where).runs
+    found = tuple(run for run in known if f"{run.name}/".startswith(f"{name}/"))
+    if not found:
+        raise UnknownNameError("run", name, [run.name for run in known], where)
+    return found
+
+
+def content(run: Run) -> str:
+    """What a run trains, apart from its seed and its length."""
+    plain = {key: value for key, value in config.as_dict(run).items() if key not in NO_CONTENT}
+    if not build.reads_devices(run):
+        plain.pop("devices", None)
+    return json.dumps(plain, sort_keys=True)
+
+
+def serves(trained: Run, asked: Run) -> bool:
+    """Whether the rounds of one run are those of another; a clock that is asked for must be the same one."""
+    timed = asked.devices is None or trained.devices == asked.devices
+    return timed and trained.seed == asked.seed and content(trained) == content(asked)
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """The runs without those that others serve: of equal ones the longest, and one with a clock if any has it."""
+    found: list[Run] = []
+    for run in runs:
+        place = next((i for i, other in enumerate(found) if serves(other, run) or serves(run, other)), len(found))
+        twin = found[place] if place < len(found) else run
+        timed = run if twin.devices is None else twin
+        found[place : place + 1] = [replace(timed, rounds=max(run.rounds, twin.rounds))]
+    return found
+
+
+def finished(folder: Folder, run: Run) -> bool:
+    """Whether a folder holds the run to its end."""
+    history = folder.history()
+    if not history:
+        return False
+    enough = run.until_samples is not None and history[-1]["samples"] >= run.until_samples
+    settled = run.until_converged and converged(accuracies(history)) is not None
+    return len(history) >= run.rounds or enough or settled
+
+
+def folders(*roots: Path) -> list[Folder]:
+    """The folders below these of runs that have begun."""
+    found = (Folder(path.parent) for root in roots for path in sorted(root.rglob("config.toml")))
+    return [folder for folder in found if folder.metrics.exists()]
+
+
+def held(run: Run, known: Sequence[tuple[Folder, Run]]) -> Iterator[Folder]:
+    """The folders whose run serves this one."""
+    return (folder for folder, trained in known if serves(trained, run))

@@ -1,0 +1,105 @@
+"""Runs packed to travel: the small files of all in one archive, and one run whole, in pieces, to go on elsewhere.
+
+The pieces together are a plain archive: `cat run.tar.* | tar -x -C RUNS` unpacks it by hand.
+"""
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import cutlayer.stored  # noqa: F401 (what checkpoints hold)
+from cutlayer.errors import CheckpointError, ConfigError, DataError
+from cutlayer.folder import Folder, write, writing
+from cutlayer.trials import find
+
+ARCHIVE = "headline.tar.gz"
+PIECE = "run.tar."  # and its number
+PIECE_SIZE = 16 * 2**20
+MOST = 60 * 2**20  # bytes of all pieces: what a machine that is lent for an hour may give back
+KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
+SESSIONS = "sessions.jsonl"  # beside a run's own files: the first round of each session, and where it ran
+REMARKS = "remarks.txt"  # and what readers of its results should know
+ADVICE = "choose another --collect"
+
+
+def pack_small(folders: Sequence[Folder], runs: Path, out: Path) -> Path:
+    """The small files of runs in one archive, with what readers need of each round."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for folder in folders:
+            for name, content in _small_files(folder):
+                entry = tarfile.TarInfo(str(folder.path.relative_to(runs) / name))
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return _written(out, ARCHIVE, archive.getvalue())
+
+
+def _small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
+    rounds = ({key: record[key] for key in KEPT if key in record} for record in folder.history())
+    yield folder.metrics.name, "".join(json.dumps(record) + "\n" for record in rounds).encode()
+    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS, folder.path / REMARKS):
+        if path.exists():
+            yield path.name, path.read_bytes()
+
+
+def pack_whole(folder: Folder, runs: Path, out: Path) -> list[Path]:
+    """A run with its newest checkpoint, in pieces; none where that is too large. Older pieces go."""
+    for old in pieces(out):
+        old.unlink()
+    newest = folder.store.path(folder.store.rounds()[-1])
+    paths = [folder.config, folder.environment, folder.metrics, folder.timing, folder.path / SESSIONS, newest]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path in (*paths, folder.path / REMARKS):
+            if path.exists():
+                tar.add(path, str(path.relative_to(runs)))
+    data = archive.getvalue()
+    if len(data) > MOST:
+        return []
+    starts = range(0, len(data), PIECE_SIZE)
+    return [_written(out, f"{PIECE}{i:02d}", data[at : at + PIECE_SIZE]) for i, at in enumerate(starts)]
+
+
+def pieces(packed: Path) -> list[Path]:
+    """The pieces of a run, in order."""
+    return sorted(packed.glob(f"{PIECE}[0-9][0-9]"))
+
+
+def unpack_whole(packed: Path, runs: Path) -> Folder:
+    """Put a run that was packed in pieces back to where it can go on; one that is further there already stays."""
+    found = pieces(packed)
+    if not found:
+        raise DataError(f"there is no run packed in {packed}; its pieces are called {PIECE}00, {PIECE}01, ...")
+    with writing("the run", runs, "choose another --runs"):
+        runs.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=runs) as aside:
+            there = _unpacked(found, Path(aside))
+            home = Folder(runs / there.path.relative_to(aside))
+            if max(home.store.rounds(), default=0) < max(there.store.rounds()):
+                shutil.copytree(there.path, home.path, dirs_exist_ok=True)
+    return home
+
+
+def _unpacked(found: Sequence[Path], aside: Path) -> Folder:
+    """The run, if its pieces are all there and its checkpoint is sound."""
+    try:
+        if [piece.name for piece in found] != [f"{PIECE}{i:02d}" for i in range(len(found))]:
+            raise tarfile.ReadError("one of them is missing")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(piece.read_bytes() for piece in found))) as tar:
+            tar.extractall(aside, filter="data")
+        (folder,) = find([aside])
+        folder.store.load(max(folder.store.rounds()))
+    except (tarfile.TarError, CheckpointError, ConfigError, ValueError) as error:
+        raise CheckpointError(f"the pieces of a run in {found[0].parent} are damaged or incomplete: {error}") from error
+    return folder
+
+
+def _written(out: Path, name: str, data: bytes) -> Path:
+    with writing(name, out, ADVICE):
+        out.mkdir(parents=True, exist_ok=True)
+    write(out / name, data, ADVICE)
+    return out / name
