@@ -275,7 +275,7 @@ def check_room(run: Run, args: argparse.Namespace) -> None:
             there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
             free = shutil.disk_usage(there).free
             if free < needed:
-                wants = f"{run.name} needs {needed / MIB:.0f} MiB at {folder}, where {free / MIB:.0f} are free"
+                wants = f"{run.name} needs {needed / MIB:.1f} MiB at {folder}, where {free / MIB:.1f} are free"
                 raise CheckpointError(f"{wants}; make room there, or choose another {flag}")
 
 

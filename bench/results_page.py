@@ -11,8 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import evidence
+from evidence import QUEUE, RESULTS
 from headline import Parser, complain, count
-from results_tables import differences, findings, of_paper, races, surroundings, tables
+from results_tables import (
+    differences,
+    findings,
+    of_paper,
+    original_rounds,
+    paper_target,
+    races,
+    span,
+    surroundings,
+    tables,
+)
 
 from cutlayer import figures, recipes, report
 from cutlayer.config import Run
@@ -22,21 +34,23 @@ from cutlayer.report import Comparison, Panel
 from cutlayer.training import Record
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "results" / "headline"
 PAGE = ROOT / "docs" / "results.md"
 INTRODUCTION = """\
 # Results
 
-Runs of our recipes. `python bench/results_page.py` writes this page from metrics files, which `cutlayer compare` reads
-too; a run that serves two tables is kept for one of them. Accuracies are of the test set, after a round, in per cent;
-"best" is the best round of that set, and so too high. The mean and the standard deviation of the last ten rounds of
-long runs show how far single rounds scatter. Wall seconds are means over all rounds, those that set up and compile the
-engine included; samples a second are of the median round. The commands look for data sets in the folder of
-CUTLAYER_DATA.
+Runs of our recipes, and what is known so far. `python bench/results_page.py` writes this page from metrics files, which
+`cutlayer compare` reads too; bench/evidence.toml lists what is still to be trained.
+
+Accuracies are of the test set, after a round, in per cent. A column of rounds, such as 51–100, has the mean over
+these rounds and over the seeds, ± the standard deviation over seeds; in parentheses is the standard deviation of single
+rounds of one seed. Differences and speed-ups are shown only where two seeds or more have both runs. Nothing is read off
+a best round. Wall seconds are means over all rounds, including those that set up and compile the engine; samples a
+second are of the median round. The commands look for data sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
-Beside our numbers are those that the papers print, whose best rounds are of the test set as well. R is the first round
-that reaches a target. What each recipe chooses where its paper is silent is in [recipes.md](recipes.md).
+Beside our numbers are those that the papers print, which are best rounds of the test set. R is the first round in which
+the mean curve over seeds, or its mean over ten rounds, reaches the paper's target. What each recipe chooses where its
+paper is silent is in [recipes.md](recipes.md).
 """
 BESIDE_PAPER = "Where ours differs from the paper's, and why:"
 ALONE = "About these runs:"
@@ -44,42 +58,54 @@ ALONE = "About these runs:"
 
 @dataclass(frozen=True)
 class AlsoOf(Folder):
-    """The folder of a run that is a run of another table as well, but for its devices, which only tell the time."""
+    """The folder of a run that has the content of another: it serves as that one's, to its length, with its clock."""
 
-    name: str
+    asked: Run
 
     def run(self) -> Run:
-        return replace(super().run(), name=self.name, devices=None)
+        return replace(super().run(), name=self.asked.name, devices=self.asked.devices)
 
     def history(self) -> list[Record]:
-        return [{k: v for k, v in record.items() if k != "simulated_seconds"} for record in super().history()]
+        told = super().history()[: self.asked.rounds]
+        if self.asked.devices is not None:
+            return told
+        return [{k: v for k, v in record.items() if k != "simulated_seconds"} for record in told]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the runs; %(default)s by default")
     parser.add_argument(
+        "--queue", type=Path, default=QUEUE, help="the list of what is to be trained; %(default)s by default"
+    )
+    parser.add_argument(
         "--page", type=Path, default=PAGE, help="the file to write, by default %(default)s; curves go to images/ there"
     )
     try:
         args = parser.parse_args(arguments)
-        written(args.results, args.page)
+        written(args.results, args.page, args.queue)
     except CutlayerError as error:
         return complain(error)
     return 0
 
 
-def written(results: Path, path: Path) -> None:
+def written(results: Path, path: Path, queue: Path) -> None:
     """Write the page and its curves, and say so."""
     found = panels(results)
     pictures = [path.parent / picture(panel) for panel in found]
     with writing("the page", path.parent, "choose another --page"):
         pictures[0].parent.mkdir(parents=True, exist_ok=True)
-    write(path, page(found), "choose another --page")
+    write(path, page(found, listed(queue)), "choose another --page")
     for panel, file in zip(found, pictures, strict=True):
-        # Where nobody is raced, the page has no word of a target.
-        figures.draw(Comparison((panel if races(panel) else replace(panel, target=None),)), file)
+        # A target of ours would be a share of a best round.
+        target = paper_target(panel) / 100 if races(panel) else None
+        figures.draw(Comparison((replace(panel, target=target),)), file)
     print(f"wrote {path}: {count(len(found), 'table')}; curves in {pictures[0].parent}")
+
+
+def listed(queue: Path) -> tuple[Run, ...]:
+    """The runs of the list of evidence."""
+    return tuple(evidence.wanted(evidence.read(queue), {}, str(queue)))
 
 
 def panels(results: Path) -> tuple[Panel, ...]:
@@ -93,8 +119,23 @@ def panels(results: Path) -> tuple[Panel, ...]:
         print(f"skipped, as no recipe has them: {', '.join(strangers)}")
     if not kept:
         raise ConfigError(f"none of the runs under {results} is of a recipe; bench/headline.py trains such runs")
-    found = report.compare([*kept, *borrowed(kept, originals.values())]).panels
+    found = [marked(panel) for panel in report.compare([*kept, *borrowed(kept, originals.values())]).panels]
     return tuple(sorted(found, key=lambda panel: experiments.index(_first(panel.name))))
+
+
+def marked(panel: Panel) -> Panel:
+    """The panel with a mark at runs of other initial weights than the recipe's."""
+    groups = tuple(
+        replace(group, label=f"{group.label} (init {group.run.model.options['init']})")
+        if _other_weights(panel.departures_of(group))
+        else group
+        for group in panel.groups
+    )
+    return replace(panel, groups=groups, reference=groups[panel.groups.index(panel.reference)])
+
+
+def _other_weights(departures: Sequence[str]) -> bool:
+    return any(departure.startswith("model.init ") for departure in departures)
 
 
 def _first(name: str) -> str:
@@ -102,28 +143,45 @@ def _first(name: str) -> str:
 
 
 def borrowed(kept: Mapping[Folder, Run], runs: Iterable[Run]) -> list[AlsoOf]:
-    """Folders that serve a second table: of each run that was not trained itself but for the devices of another."""
+    """Folders that serve a second table: of each run that was not trained itself, but under another name."""
     trained = {original.name for original in kept.values()}
     return [
-        AlsoOf(folder.path, run.name)
+        AlsoOf(folder.path, run)
         for run in runs
         for folder, original in kept.items()
-        if run.name not in trained and run.devices is None and alike(original, run)
+        if run.name not in trained and evidence.serves(original, run)
     ]
-
-
-def alike(timed: Run, run: Run) -> bool:
-    return timed.devices is not None and replace(timed, name=run.name, devices=None) == run
 
 
 def picture(panel: Panel) -> str:
     return f"images/results-{panel.name.replace('/', '-')}.png"
 
 
-def page(found: Sequence[Panel]) -> str:
-    """The whole page."""
+def page(found: Sequence[Panel], listed: Sequence[Run] = ()) -> str:
+    """The whole page; `listed` are the runs that are to be trained."""
     papers = [PAPERS] if any(of_paper(panel) for panel in found) else []
-    return "\n".join([INTRODUCTION, *papers, *(section(panel) for panel in found)])
+    return "\n".join([INTRODUCTION, *papers, state(found, listed), *(section(panel) for panel in found)])
+
+
+def state(found: Sequence[Panel], listed: Sequence[Run]) -> str:
+    """What there is of every table."""
+    rows = ["| table | runs | seeds of each | rounds |", "| --- | --- | --- | --- |"]
+    for panel in found:
+        runs = () if panel.recipe is None else panel.recipe.runs
+        of = [run for run in runs if run.name.rpartition("/")[0] == panel.name]
+        rounds = f"{span(tuple(n for g in panel.groups for n in g.rounds))} of "
+        rounds += span(tuple(original_rounds(panel, group) for group in panel.groups))
+        seeds = span(tuple(len(group.trials) for group in panel.groups))
+        rows.append(f"| {panel.name} | {len(panel.groups)} of {len(of)}{_old(panel)} | {seeds} | {rounds} |")
+    begun = {panel.name for panel in found}
+    later = dict.fromkeys(name for run in listed if (name := run.name.rpartition("/")[0]) not in begun)
+    rows += [f"| {name} | none yet | – | – |" for name in later]
+    return "\n".join(["## State", "", *rows, ""])
+
+
+def _old(panel: Panel) -> str:
+    old = sum(_other_weights(panel.departures_of(group)) for group in panel.groups)
+    return f", {old} with old initial weights" if old else ""
 
 
 def section(panel: Panel) -> str:

@@ -154,11 +154,13 @@ class Panel:
     @cached_property
     def departures(self) -> tuple[str, ...]:
         """Where runs differ from the recipe's, in words; each once."""
-        originals = {} if self.recipe is None else {run.name: run for run in self.recipe.runs}
-        pairs = [(originals.get(unscaled(g.run.name)), g.run) for g in self.groups]
-        return tuple(
-            dict.fromkeys(d for theirs, ours in pairs if theirs is not None for d in _departures(theirs, ours))
-        )
+        return tuple(dict.fromkeys(line for group in self.groups for line in self.departures_of(group)))
+
+    def departures_of(self, group: Group) -> list[str]:
+        """Where runs of a group differ from the recipe's."""
+        runs = () if self.recipe is None else self.recipe.runs
+        original = next((run for run in runs if run.name == unscaled(group.run.name)), None)
+        return [] if original is None else _departures(original, group.run)
 
     def as_dict(self) -> dict[str, Any]:
         """For machines: plain numbers, accuracies as shares of 1."""

@@ -1,0 +1,91 @@
+"""What is measured of learning curves, with numbers worked out by hand."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cutlayer.config import Run
+from cutlayer.trials import Group, Trial
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import curves
+
+    return curves
+
+
+def trial(accuracies: list[float | None], seed: int = 0) -> Trial:
+    history = [
+        {"round": number, "samples": number} | ({} if accuracy is None else {"test_accuracy": accuracy})
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+    return Trial(path=Path("somewhere"), run=Run(seed=seed), history=history, seconds=0.0)
+
+
+def group(*accuracies: list[float | None]) -> Group:
+    return Group(label="a", trials=tuple(trial(each, seed) for seed, each in enumerate(accuracies)))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "shown"),
+    [
+        (1, ["1"]),
+        (6, ["1", "2", "3", "4", "5", "6"]),
+        (8, ["1–2", "3–4", "5–6", "7–8"]),
+        (101, ["1–20", "21–40", "41–60", "61–80", "81–100"]),
+        (300, ["1–50", "51–100", "101–150", "151–200", "201–250", "251–300"]),
+        (1000, ["1–200", "201–400", "401–600", "601–800", "801–1000"]),
+    ],
+)
+def test_windows_are_equal_round_and_few(curves: ModuleType, rounds: int, shown: list[str]) -> None:
+    assert [str(window) for window in curves.windows(rounds)] == shown
+
+
+def test_a_level_is_a_mean_over_rounds_and_seeds_with_both_scatters(curves: ModuleType) -> None:
+    window = curves.Window(2, 3)
+    level = curves.level(group([0.9, 0.4, 0.6], [0.0, 0.5, 0.5, 1.0]), window)
+    assert level.over_seeds.mean == pytest.approx(50)  # both seeds have 50
+    assert level.over_seeds.std == pytest.approx(0)
+    assert level.rounds_scatter == pytest.approx(5 * 2**0.5)  # the mean of sqrt(200) and 0
+    assert level.seeds == 2
+    alone = curves.level(group([0.9, 0.4, 0.6], [0.0, 0.5]), window)  # the second has not come so far
+    assert (alone.seeds, alone.over_seeds.std) == (1, None)
+    assert curves.level(group([0.9, 0.4]), window) is None
+    assert curves.level(group([0.9, None, None]), window) is None  # nothing was measured
+    assert curves.level(group([None, None, 0.7]), window).rounds_scatter is None
+
+
+def test_a_gain_is_of_the_seeds_that_both_have_and_of_two_at_least(curves: ModuleType) -> None:
+    window = curves.Window(1, 2)
+    ours, base = group([0.5, 0.7], [0.6, 0.6], [0.9, 0.9]), group([0.4, 0.6], [0.3, 0.5], [0.1])
+    gain = curves.gain(ours, base, window)
+    assert gain.over_seeds.mean == pytest.approx(15)  # 10 and 20; the third has no window in the base
+    assert gain.over_seeds.std == pytest.approx(50**0.5)
+    assert gain.seeds == 2
+    assert curves.gain(group([0.5, 0.7]), base, window) is None
+    assert curves.gain(ours, group([0.4, 0.6]), window) is None
+
+
+def test_a_mean_curve_has_the_rounds_that_all_seeds_measured(curves: ModuleType) -> None:
+    assert curves.mean_curve(group([0.1, 0.3, 0.5], [0.3, None, 0.7, 0.9])) == pytest.approx({1: 20.0, 3: 60.0})
+
+
+def test_one_high_round_is_no_arrival_of_the_smoothed_curve(curves: ModuleType) -> None:
+    points = dict.fromkeys(range(1, 21), 60.0) | {5: 80.0} | dict.fromkeys(range(21, 41), 90.0)
+    assert curves.arrival(points, 70.0) == 5
+    smoothed = curves.smoothed(points)
+    assert (min(smoothed), smoothed[10], smoothed[15]) == (10, 62.0, 60.0)  # rounds 1 to 10 with one of 80
+    assert curves.arrival(smoothed, 70.0) == 24  # four rounds of 90 and six of 60 make 72
+    assert curves.arrival(smoothed, 95.0) is None
+    assert curves.smoothed({1: 99.0}) == {}
+
+
+def test_the_last_common_window(curves: ModuleType) -> None:
+    long, short = group([0.5] * 6), group([0.5] * 3)
+    assert curves.last_common([long, short], curves.windows(6)) == curves.Window(3, 3)
+    assert curves.last_common([long, group([None])], curves.windows(6)) is None

@@ -1,0 +1,380 @@
+"""The queue of runs that the papers' tables need: what it holds, what is found in it, and how its runs travel."""
+
+import json
+import shutil
+import tarfile
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cutlayer import config, recipes
+from cutlayer.config import Choice, Run
+from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.folder import Folder
+
+ROOT = Path(__file__).parents[1]
+SMALL = 'set = { engine = "loop", clients = 4, per_round = 2 }\n'
+TWO = SMALL + '[[run]]\nnames = ["digits/fedavg", "digits/sl"]\nrounds = 4\nseeds = [0]\n'
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import importlib
+
+    return importlib.import_module
+
+
+@pytest.fixture
+def headline(bench: Callable[[str], ModuleType]) -> ModuleType:
+    return bench("headline")
+
+
+@pytest.fixture
+def evidence(bench: Callable[[str], ModuleType]) -> ModuleType:
+    return bench("evidence")
+
+
+@pytest.fixture
+def packing(bench: Callable[[str], ModuleType]) -> ModuleType:
+    return bench("packing")
+
+
+def next_of(headline: ModuleType, root: Path, queue: str, *words: str, runs: str = "runs") -> int:
+    """Train what a queue of this text has next, with nothing recorded before."""
+    (root / "queue.toml").write_text(queue)
+    files = ["--queue", str(root / "queue.toml"), "--results", str(root / "results"), "--runs", str(root / runs)]
+    return int(headline.main([*files, "--next", *words]))
+
+
+def in_time_for(headline: ModuleType, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """Let the time be up so that a run has as many more rounds."""
+    told = headline.Watch.round
+
+    def watched(self: object, training: object, record: dict[str, int]) -> None:
+        self.deadline = float("inf") if record["round"] - self.begun < rounds - 1 else 0.0  # type: ignore[attr-defined]
+        told(self, training, record)
+
+    monkeypatch.setattr(headline.Watch, "round", watched)
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_in_the_repository_has_its_order(evidence: ModuleType) -> None:
+    runs = evidence.wanted(evidence.read(), {}, "the list")
+    assert {(run.device, run.engine) for run in runs} == {("cuda", "graph")}
+    both = ("smofi_table2/cifar10/smofi", "smofi_table2/cifar10/fedavg")
+    first = [(name, seed, rounds) for rounds in (300, 1000) for seed in (0, 1, 2) for name in both]
+    first += [("smofi_table1/cifar10/fedavgm", seed, 300) for seed in (0, 1, 2)]
+    assert [(run.name, run.seed, run.rounds) for run in runs[:15]] == first
+    cuts = runs[15:33]
+    labels = [f"sfl_v{version}-cut{cut}" for pair in ((1, 4), (2, 3)) for version in (2, 1) for cut in pair]
+    names = [run.name for run in cuts]
+    for table in ("cut_table3_as_run", "cut_table4_as_run"):
+        assert [name.rpartition("/")[2] for name in names if name.startswith(table)] == [*labels, "fedavg"]
+    assert {(run.rounds, run.seed) for run in cuts} == {(100, 0)}
+    rest = [run.name.rpartition("/")[2] for run in runs[33:45:4]]
+    assert rest == ["slowmo"] * 3 and {run.rounds for run in runs[33:45]} == {300}
+    assert {run.rounds for run in runs[45:57]} == {200}
+    assert {run.name.rpartition("/")[2] for run in runs[45:57]} == {"sfl_v1-step", "sfl_v1-epoch", "sfl_v2", "mergesfl"}
+    hasfl = [run for run in runs if run.method.name == "hasfl"]
+    assert {run.model.name for run in hasfl} == {"vgg16"} and len(hasfl) == 3 * (5 + 5 + 4 + 4)
+    hosfl = [run for run in runs if run.name.startswith("hosfl_cifar10/")]
+    assert {(run.until_samples, run.precision, run.model.name) for run in hosfl} == {(160_000, "tf32", "mobilenet_v2")}
+    assert {run.seed for run in hosfl} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "{file}: Object missing required field set"),
+        (SMALL + "[[runs]]\n", "{file}: Object contains unknown field runs"),
+        (
+            SMALL + '[[run]]\nnames = ["digits"]\nseed = [0]',
+            "{file}: Object contains unknown field seed - at $.run[0]",
+        ),
+        (SMALL + '[[run]]\nnames = "digits"\nseeds = [0]', "{file}: Expected array, got str - at $.run[0].names"),
+        (
+            SMALL + '[[run]]\nnames = ["digitz"]\nseeds = [0]',
+            "unknown recipe 'digitz' in {file}; did you mean 'digits'?",
+        ),
+        (
+            SMALL + '[[run]]\nnames = ["digits/fedavk"]\nseeds = [0]',
+            "unknown run 'digits/fedavk' in {file}; did you mean 'digits/fedavg' or ",
+        ),
+        ('set = { engin = "loop" }\n[[run]]\nnames = ["digits"]\nseeds = [0]', "unknown key 'engin' in {file}; "),
+    ],
+)
+def test_a_mistake_in_the_list_is_one_line_before_anything_is_touched(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    assert next_of(headline, tmp_path, text) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert err.startswith("error: " + message.format(file=tmp_path / "queue.toml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["queue.toml"]
+
+
+def test_the_list_says_what_next_takes(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["digits"], ["--rounds", "3"], ["--seed", "1"]):
+        assert next_of(headline, tmp_path, TWO, *words) == 2
+        assert capsys.readouterr().err == (
+            "error: queue.toml says what --next and --list take: give no names, --rounds or --seed; see --help\n"
+        )
+
+
+# -- content -----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_runs_under_several_recipes_are_trained_once(evidence: ModuleType) -> None:
+    """Of 712 runs, 99 are equal to another to the letter, 6 but for a clock and 5 but for their length."""
+    runs = [run for name in recipes.RECIPES for run in recipes.runs(name)]
+    assert (len(runs), len({evidence.content(run) for run in runs})) == (712, 712 - 99 - 6 - 5)
+
+
+def test_of_equal_runs_the_one_with_a_clock_and_the_longest_serve_all(evidence: ModuleType) -> None:
+    plain = Run(name="a", rounds=3)
+    timed = replace(plain, name="b", rounds=2, devices=Choice("pool"))
+    other = replace(plain, name="c", devices=Choice("pool", {"kappa": 3.0}))
+    second = replace(plain, name="d", seed=1, checkpoint_every=9)
+    assert evidence.distinct([plain, timed]) == evidence.distinct([timed, plain]) == [replace(timed, rounds=3)]
+    assert evidence.distinct([timed, other]) == [timed, other]  # two clocks
+    assert evidence.distinct([plain, second]) == [plain, second]
+    assert evidence.serves(timed, plain) and not evidence.serves(plain, timed)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Choice("hasfl", {"interval": 3, "batches": "planned", "cuts": "planned"}), Choice("mergesfl", {"regulate": True})],
+)
+def test_devices_that_steer_a_method_are_part_of_its_content(evidence: ModuleType, method: Choice) -> None:
+    timed = Run(method=method, devices=Choice("pool"))
+    assert not evidence.serves(timed, replace(timed, devices=None))
+    assert not evidence.serves(timed, replace(timed, devices=Choice("pool", {"kappa": 3.0})))
+
+
+def test_an_equal_run_goes_on_under_its_own_name(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = (run for run in recipes.runs("digits") if run.name == "digits/fedavg")
+    small = replace(run, clients=4, per_round=2, rounds=3)
+    twin = replace(small, name="other/panel/run", rounds=5)
+    known = {"a": (small,), "b": (twin,)}
+    monkeypatch.setattr(headline, "named", lambda name: known[name])
+    assert headline.main(["--runs", str(tmp_path), "--engine", "loop", "a"]) == 0
+    assert headline.main(["--runs", str(tmp_path), "--engine", "loop", "b", "a"]) == 0
+    said = capsys.readouterr().out
+    assert "digits/fedavg: from round 4 to 5\n" in said and "digits/fedavg: 5 of 5 rounds, " in said
+    assert headline.main(["--runs", str(tmp_path), "--engine", "loop", "b"]) == 0
+    assert "; finished before, and serves other/panel/run\n" in capsys.readouterr().out
+    assert not (tmp_path / "other").exists()
+
+
+# -- the next run ------------------------------------------------------------------------------------------------------
+
+
+def test_next_takes_what_is_not_finished_and_goes_on_with_it(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        in_time_for(headline, patched, rounds=3)
+        assert next_of(headline, tmp_path, TWO, "--seconds", "1000") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("0 of 2 runs in queue.toml are finished\ndigits/fedavg: from round 1 to 4\n")
+    assert Folder(tmp_path / "runs/digits/fedavg/seed-0").store.rounds()[-1] == 3
+    assert next_of(headline, tmp_path, TWO) == 0
+    said = capsys.readouterr().out
+    assert "digits/fedavg: from round 4 to 4\n" in said and "digits/sl: 4 of 4 rounds" in said
+    assert next_of(headline, tmp_path, TWO) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 runs in queue.toml are finished\n")
+    longer = TWO + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 5\nseeds = [0, 1]\n'
+    assert next_of(headline, tmp_path, longer) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 of 4 runs in queue.toml are finished\ndigits/fedavg: from round 5 to 5\n")
+    assert "digits/fedavg, seed 1: from round 1 to 5\n" in said
+
+
+def test_what_is_recorded_in_the_results_is_not_trained_again(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+    with tarfile.open(tmp_path / "out" / "headline.tar.gz") as archive:
+        archive.extractall(tmp_path / "results", filter="data")
+    shutil.rmtree(tmp_path / "runs")
+    capsys.readouterr()
+    assert next_of(headline, tmp_path, TWO) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 runs in queue.toml are finished\n")
+    assert not (tmp_path / "runs").exists()
+    words = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--list"]
+    assert headline.main([*words, "--queue", str(tmp_path / "queue.toml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"finished         4/4  digits/fedavg, seed 0  ({tmp_path}/results/digits/fedavg/seed-0)"
+    assert next_of(headline, tmp_path, TWO.replace("loop", "vmap")) == 0  # another run
+    assert "0 of 2 runs in queue.toml are finished\n" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_by_samples_or_by_convergence_is_finished_then(evidence: ModuleType, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    records = [{"round": n, "samples": 100 * n, "bytes": {}, "test_accuracy": 0.5} for n in range(1, 8)]
+    folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert evidence.finished(folder, Run(rounds=7)) and not evidence.finished(folder, Run(rounds=8))
+    assert evidence.finished(folder, Run(rounds=99, until_samples=700))
+    assert not evidence.finished(folder, Run(rounds=99, until_samples=701))
+    assert evidence.finished(folder, Run(rounds=99, until_converged=True))
+    assert not evidence.finished(Folder(tmp_path / "none"), Run(rounds=1))
+
+
+# -- from machine to machine -------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_split_over_machines_is_the_same_to_the_byte(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = SMALL + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 5\nseeds = [0]\nset = { devices = "pool" }\n'
+    assert next_of(headline, tmp_path, queue, runs="straight") == 0
+    for number in (1, 2):
+        with monkeypatch.context() as patched:
+            in_time_for(headline, patched, rounds=2)
+            before = [] if number == 1 else ["--from", str(tmp_path / "out1")]
+            words = ["--seconds", "1000", *before, "--collect", str(tmp_path / f"out{number}")]
+            assert next_of(headline, tmp_path, queue, *words, runs=f"machine{number}") == 0
+    assert next_of(headline, tmp_path, queue, "--from", str(tmp_path / "out2"), runs="machine3") == 0
+    straight, split = (Folder(tmp_path / name / "digits/fedavg/seed-0") for name in ("straight", "machine3"))
+    for name in ("metrics.jsonl", "ledger.json", "model.safetensors", "config.toml"):
+        assert (straight.path / name).read_bytes() == (split.path / name).read_bytes(), name
+    lines = [json.loads(line) for line in (split.path / "sessions.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 3, 5]
+    assert all({"torch", "machine", "python"} <= line.keys() for line in lines)
+    said = capsys.readouterr().out
+    assert f"{tmp_path}/machine3/digits/fedavg/seed-0: unpacked from {tmp_path}/out2\n" in said
+
+
+def test_pieces_are_small_and_what_is_too_large_must_end_in_one_go(
+    headline: ModuleType,
+    packing: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(packing, "PIECE_SIZE", 2**15)
+    assert next_of(headline, tmp_path, TWO, "--collect", str(out)) == 0
+    pieces = packing.pieces(out)
+    sizes = [piece.stat().st_size for piece in pieces]
+    assert len(sizes) > 2 and set(sizes[:-1]) == {2**15} and sizes[-1] <= 2**15
+    said = capsys.readouterr().out
+    assert f"{out}: digits/sl/seed-0 in {len(sizes)} pieces, {sum(sizes) / 2**20:.1f} MiB\n" in said
+    assert "in one go" not in said
+    folder = packing.unpack_whole(out, tmp_path / "there")  # the pieces are one archive
+    assert folder.history() == Folder(tmp_path / "runs/digits/sl/seed-0").history()
+    for module in (headline, packing):
+        monkeypatch.setattr(module, "MOST", 2**10)
+    assert next_of(headline, tmp_path, TWO, "--collect", str(out), runs="again") == 0
+    said = capsys.readouterr().out
+    assert (
+        "digits/sl: a checkpoint has 0 MiB, too large to be packed (0 at most): it must end in one go, in the" in said
+    )
+    assert "digits/sl/seed-0 is not packed: it has more than 0 MiB\n" in said
+    assert packing.pieces(out) == []  # none of an earlier run either
+
+
+def test_the_limits_are_those_of_a_machine_that_is_lent(packing: ModuleType) -> None:
+    assert (packing.PIECE_SIZE, packing.MOST) == (16 * 2**20, 60 * 2**20)
+
+
+def test_pieces_that_are_damaged_or_missing_are_refused_and_change_nothing(
+    headline: ModuleType, packing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PIECE_SIZE", 2**14)
+    assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+    _, second, *_, last = packing.pieces(tmp_path / "out")
+
+    def refused(match: str) -> None:
+        with pytest.raises(CutlayerError, match=match):
+            packing.unpack_whole(tmp_path / "out", tmp_path / "there")
+        assert not list((tmp_path / "there").iterdir())
+
+    whole = second.read_bytes()
+    for damaged in (second.rename(tmp_path / "aside"), last):
+        kept = damaged.read_bytes()
+        damaged.unlink()
+        refused("damaged or incomplete: ")
+        (second if damaged.name == "aside" else damaged).write_bytes(kept)
+    bits = bytearray(whole)
+    bits[len(bits) // 2] ^= 1
+    second.write_bytes(bits)
+    refused("its content does not match its digest|damaged or incomplete")
+    second.write_bytes(whole)
+    assert packing.unpack_whole(tmp_path / "out", tmp_path / "there").store.rounds() == [4]
+    for piece in packing.pieces(tmp_path / "out"):
+        piece.unlink()
+    with pytest.raises(CutlayerError, match=r"^there is no run packed in .*; its pieces are called run\.tar\.00, "):
+        packing.unpack_whole(tmp_path / "out", tmp_path / "there")
+
+
+def test_a_run_that_is_further_than_its_pieces_stays(
+    headline: ModuleType, packing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        in_time_for(headline, patched, rounds=2)
+        assert next_of(headline, tmp_path, TWO, "--seconds", "1000", "--collect", str(tmp_path / "out")) == 0
+    assert next_of(headline, tmp_path, TWO) == 0
+    folder = packing.unpack_whole(tmp_path / "out", tmp_path / "runs")
+    assert (folder.store.rounds()[-1], len(folder.history())) == (4, 4)
+
+
+# -- before the device is touched --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_or_missing_data_are_told_of_before_the_device_is_touched(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touched: list[str] = []
+    monkeypatch.setattr(headline, "check_device", touched.append)
+    usage = namedtuple("usage", "free")
+    free = {"runs": 2**10, "out": 2**10}
+    monkeypatch.setattr(headline.shutil, "disk_usage", lambda path: usage(free[Path(path).name]))
+    for name in free:
+        (tmp_path / name).mkdir()
+    words = ["--collect", str(tmp_path / "out")]
+    assert next_of(headline, tmp_path, TWO, *words) == 2
+    out, err = capsys.readouterr()
+    assert out == "0 of 2 runs in queue.toml are finished\n"
+    assert err.startswith(f"error: digits/fedavg needs 0.4 MiB at {tmp_path / 'runs'}, where 0.0 are free; ")
+    assert err.endswith("make room there, or choose another --runs\n")
+    free["runs"] = 2**40
+    assert next_of(headline, tmp_path, TWO, *words) == 2
+    assert capsys.readouterr().err.endswith(
+        f"needs 60.0 MiB at {tmp_path / 'out'}, where 0.0 are free; make room there, or choose another --collect\n"
+    )
+    cifar = '[[run]]\nnames = ["smofi_table2/cifar10/smofi"]\nseeds = [0]\n'
+    assert next_of(headline, tmp_path, 'set = { device = "cuda" }\n' + cifar, "--data", str(tmp_path)) == 2
+    assert capsys.readouterr().err.startswith(f"error: cifar10: no data files under {tmp_path}; expected ")
+    assert touched == []
+    assert next_of(headline, tmp_path, TWO) == 0 and set(touched) == {"cpu"}
+
+
+def test_a_folder_of_another_run_is_refused_before_the_device_is_touched(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert next_of(headline, tmp_path, TWO) == 0
+    touched: list[str] = []
+    monkeypatch.setattr(headline, "check_device", touched.append)
+    assert next_of(headline, tmp_path, TWO.replace("clients = 4", "clients = 5")) == 2
+    assert "holds another run: clients is 4 there and 5 here; " in capsys.readouterr().err
+    assert touched == []
+
+
+def test_wanted_runs_are_checked_as_those_of_a_file(evidence: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "queue.toml"
+    path.write_text(SMALL + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 0\nseeds = [0]\n')
+    with pytest.raises(ConfigError, match=r"queue\.toml: rounds is 0; it must be at least 1$"):
+        evidence.wanted(evidence.read(path), {}, str(path))
+    assert config.read(path)["set"]["engine"] == "loop"
