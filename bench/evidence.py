@@ -5,7 +5,7 @@ share many runs, and each is trained once.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ def content(run: Run) -> str:
 def serves(trained: Run, asked: Run) -> bool:
     """Whether the rounds of one run are those of another; a clock that is asked for must be the same one."""
     timed = asked.devices is None or trained.devices == asked.devices
-    return timed and trained.seed == asked.seed and content(trained) == content(asked)
+    alike = (trained.seed, trained.method) == (asked.seed, asked.method)  # most differ here already
+    return timed and alike and content(trained) == content(asked)
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
@@ -107,12 +108,12 @@ def finished(folder: Folder, run: Run) -> bool:
     return len(history) >= run.rounds or enough or settled
 
 
-def folders(*roots: Path) -> list[Folder]:
-    """The folders below these of runs that have begun."""
+def begun(*roots: Path) -> list[tuple[Folder, Run]]:
+    """The folders below these of runs that have begun, and their runs."""
     found = (Folder(path.parent) for root in roots for path in sorted(root.rglob("config.toml")))
-    return [folder for folder in found if folder.metrics.exists()]
+    return [(folder, folder.run()) for folder in found if folder.metrics.exists()]
 
 
-def held(run: Run, known: Sequence[tuple[Folder, Run]]) -> Iterator[Folder]:
+def holding(run: Run, known: Sequence[tuple[Folder, Run]]) -> list[Folder]:
     """The folders whose run serves this one."""
-    return (folder for folder, trained in known if serves(trained, run))
+    return [folder for folder, trained in known if serves(trained, run)]

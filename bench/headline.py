@@ -189,22 +189,22 @@ def queued(args: argparse.Namespace) -> list[Run]:
 
 def unfinished(runs: Sequence[Run], args: argparse.Namespace) -> list[Run]:
     """The runs that no folder holds to their end."""
-    known = [(folder, folder.run()) for folder in evidence.folders(args.results, args.runs)]
-    left = [run for run in runs if not any(evidence.finished(f, run) for f in evidence.held(run, known))]
+    known = evidence.begun(args.results, args.runs)
+    left = [run for run in runs if not any(evidence.finished(f, run) for f in evidence.holding(run, known))]
     say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} in {args.queue.name} are finished")
     return left
 
 
 def listed(runs: Sequence[Run], args: argparse.Namespace) -> None:
     """How far each run of the list is, and where."""
-    known = [(folder, folder.run()) for folder in evidence.folders(args.results, args.runs)]
+    known = evidence.begun(args.results, args.runs)
     for run in runs:
-        done = {str(folder.path): len(folder.history()) for folder in evidence.held(run, known)}
-        where = max(done, key=lambda path: done[path], default="")
-        ended = any(evidence.finished(folder, run) for folder in evidence.held(run, known))
-        state = "finished" if ended else "not begun" if not where else "begun"
-        rounds = f"{min(done.get(where, 0), run.rounds)}/{run.rounds}"
-        say(f"{state:9}  {rounds:>9}  {run.name}, seed {run.seed}{f'  ({where})' if where else ''}")
+        furthest = max(evidence.holding(run, known), key=lambda folder: len(folder.history()), default=None)
+        done, state, where = 0, "not begun", ""
+        if furthest is not None:
+            done, where = min(len(furthest.history()), run.rounds), f"  ({furthest.path})"
+            state = "finished" if evidence.finished(furthest, run) else "begun"
+        say(f"{state:9}  {f'{done}/{run.rounds}':>9}  {run.name}, seed {run.seed}{where}")
 
 
 def chosen(args: argparse.Namespace) -> list[Run]:
@@ -243,15 +243,16 @@ def check(runs: Sequence[Run], args: argparse.Namespace) -> None:
     """Find mistakes before the device is touched: names, folders, data and room on the disk, in this order."""
     if args.data is not None and not args.data.is_dir():
         raise DataError(f"there is no folder {args.data}; --data is the one that holds the data sets")
-    for run in runs:
+    looked_at = runs[:1] if args.next else runs  # later runs of the list may have to wait for another day
+    for run in looked_at:
         folder, known = home(run, args.runs)
         if folder.config.exists():
             check_same(folder, known)
-    first = {run.data: run for run in reversed(runs[:1] if args.next else runs)}.values()
-    mistakes = [mistake for run in first if (mistake := obstacle(run, args)) is not None]
-    if first and len(mistakes) == len(first):
+    by_data = {run.data: run for run in reversed(looked_at)}.values()
+    mistakes = [mistake for run in by_data if (mistake := obstacle(run, args)) is not None]
+    if by_data and len(mistakes) == len(by_data):
         raise mistakes[-1]  # else the other runs can be trained, and these are told of in their turn
-    for run in runs[:1]:
+    for run in looked_at[:1]:
         check_device(run.device)
 
 
@@ -297,8 +298,7 @@ def folder_of(run: Run, runs: Path) -> Folder:
 
 def home(run: Run, runs: Path) -> tuple[Folder, Run]:
     """Where a run is trained, and as which: an equal one that is there already goes on under its own name."""
-    for folder in evidence.folders(runs):
-        there = folder.run()
+    for folder, there in evidence.begun(runs):
         if evidence.serves(there, run):
             return folder, replace(run, name=there.name, devices=there.devices)
     return folder_of(run, runs), run
