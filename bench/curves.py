@@ -71,9 +71,10 @@ def gain(group: Group, base: Group, window: Window) -> Level | None:
     return Level(over_seeds, None, len(differences)) if over_seeds is not None and len(differences) > 1 else None
 
 
-def last_common(groups: Sequence[Group], among: Sequence[Window]) -> Window | None:
-    """The last window that a seed of every group has."""
-    return next((w for w in reversed(among) if all(level(group, w) is not None for group in groups)), None)
+def last_gain(group: Group, base: Group, among: Sequence[Window]) -> tuple[Window, Level] | None:
+    """The gain in the last window that has one."""
+    found = ((window, gain(group, base, window)) for window in reversed(among))
+    return next(((window, points) for window, points in found if points is not None), None)
 
 
 def mean_curve(group: Group) -> Curve:

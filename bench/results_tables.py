@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import NamedTuple
 
-from curves import SMOOTHED, Level, Window, arrival, gain, last_common, level, mean_curve, smoothed, windows
+from curves import SMOOTHED, Level, Window, arrival, last_gain, level, mean_curve, smoothed, windows
 from headline import NONE, OPTIONS, brief, count, flat, pace, remarks, sessions
 
 from cutlayer import recipes
@@ -145,11 +145,10 @@ def _borrowed(panel: Panel) -> str:
 
 def findings(panel: Panel) -> Iterator[str]:
     """What the tables show, in words: only what two seeds or more say, by means over a window of rounds."""
-    if all(len(group.trials) == 1 for group in panel.groups):
-        yield "One seed of each run: the numbers tell how these runs went, and nothing is concluded from them."
-        return
-    yield from _gains(panel)
-    yield from _between_cuts(panel)
+    found = [*_gains(panel), *_between_cuts(panel)]
+    yield from found
+    if not found:
+        yield "No two runs have two seeds in common yet: the numbers show how each run went, and nothing is concluded."
 
 
 def _gains(panel: Panel) -> Iterator[str]:
@@ -172,9 +171,10 @@ def _between_cuts(panel: Panel) -> Iterator[str]:
         if dash:
             cuts.setdefault(method, []).append(group)
     for method, (first, *others) in cuts.items():
-        window = last_common([first, *others[-1:]], _windows(panel))
-        points = gain(others[-1], first, window) if others and window and comparable(panel, first, others[-1]) else None
-        if points is not None:
+        alike = bool(others) and comparable(panel, first, others[-1])
+        found = last_gain(others[-1], first, _windows(panel)) if alike else None
+        if found is not None:
+            window, points = found
             start, end = (group.label.rpartition("-")[2] for group in (first, others[-1]))
             ours, theirs = (_published(panel, group) for group in (others[-1], first))
             paper = (
@@ -262,13 +262,11 @@ def original_rounds(panel: Panel, group: Group) -> int:
 
 
 def _gain(panel: Panel, group: Group) -> tuple[Window, Level] | None:
-    """Points above the panel's FedAvg in the last window that both have."""
+    """Points above the panel's FedAvg in the last window in which two seeds have both."""
     base = panel.reference
     if base.run.name.rpartition("/")[2] != "fedavg" or group is base or not comparable(panel, group, base):
         return None
-    window = last_common([group, base], _windows(panel))
-    points = None if window is None else gain(group, base, window)
-    return None if window is None or points is None else (window, points)
+    return last_gain(group, base, _windows(panel))
 
 
 def _gained(panel: Panel, group: Group) -> str:

@@ -85,7 +85,8 @@ def test_one_high_round_is_no_arrival_of_the_smoothed_curve(curves: ModuleType) 
     assert curves.smoothed({1: 99.0}) == {}
 
 
-def test_the_last_common_window(curves: ModuleType) -> None:
-    long, short = group([0.5] * 6), group([0.5] * 3)
-    assert curves.last_common([long, short], curves.windows(6)) == curves.Window(3, 3)
-    assert curves.last_common([long, group([None])], curves.windows(6)) is None
+def test_the_last_gain_is_of_the_last_window_that_two_seeds_have(curves: ModuleType) -> None:
+    ours, base = group([0.5] * 6, [0.5] * 4), group([0.4] * 6, [0.3] * 3)
+    window, points = curves.last_gain(ours, base, curves.windows(6))
+    assert (window, points.seeds) == (curves.Window(3, 3), 2)
+    assert curves.last_gain(ours, group([0.4] * 6), curves.windows(6)) is None
