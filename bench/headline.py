@@ -3,8 +3,8 @@
     python bench/headline.py --runs runs digits/fedavg digits/sfl_v1:10
     python bench/headline.py --runs runs --device cuda --engine graph --precision bf16 --seconds 560 \\
         smofi_table1/cifar10:120 cut_table3_as_run/cifar10/sfl_v2-cut1:30
-    python bench/headline.py --runs runs --next --seconds 560 --data DATA --collect OUT
-    python bench/headline.py --runs runs --list
+    python bench/headline.py --next --seconds 560 --data DATA --collect OUT
+    python bench/headline.py --list
 
 A name is that of a run, of a panel or of a whole recipe, and may carry rounds of its own. A run is the first rounds of
 its recipe's: all that its recipe says of schedules stays, a cosine's length too. It is kept as `cutlayer run` keeps it.
@@ -15,10 +15,10 @@ trained once.
 neither in --runs nor in bench/results/headline, and then with the next while there is time. `--list` shows how far each
 of them is.
 
-`--collect OUT` packs the small files of all runs into OUT/headline.tar.gz; unpacked, they are what
-bench/results_page.py and `cutlayer compare` read. The run that was trained last is packed whole, in pieces of at most
-16 MiB, so that `--from OUT` goes on with it on another machine; one of more than 60 MiB is not, and must end in one go,
-in the same --runs.
+`--collect OUT` packs the small files of all runs into OUT/headline.tar.gz; `--record OUT` puts them where
+bench/results_page.py finds them. The run that was trained last is packed whole, in pieces of at most 16 MiB, so that
+`--from OUT` goes on with it on another machine; one of more than 60 MiB is not, and must end in one go, in the same
+--runs.
 """
 
 import argparse
@@ -116,6 +116,9 @@ def carried_out(args: argparse.Namespace) -> int:
     if args.list:
         listed(runs, args)
         return 0
+    if args.record is not None:
+        recorded(args)
+        return 0
     if args.source is not None:
         say(f"{packing.unpack_whole(args.source, args.runs).path}: unpacked from {args.source}")
     left = unfinished(runs, args) if args.next else runs
@@ -153,7 +156,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--queue", type=Path, default=QUEUE, metavar="FILE", help="another list for --next and --list")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where finished runs of the list are recorded")
     parser.add_argument("--data", type=Path, help="the folder of the data sets; by default that of CUTLAYER_DATA")
-    parser.add_argument("--runs", type=Path, required=True, help="the folder that the runs are kept in")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept; %(default)s by default")
     parser.add_argument("--device", help="cpu by default, or cuda; for --next the list's")
     parser.add_argument("--engine", help="as `cutlayer list engines` names it; auto by default, for --next the list's")
     parser.add_argument("--precision", help="fp32, tf32 or bf16; by default the recipe's, for --next the list's")
@@ -168,12 +171,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, metavar="ROUNDS", help="5 by default")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="as of `cutlayer run`; may be repeated")
     parser.add_argument("--collect", type=Path, metavar="OUT", help="pack the runs there at the end, see above")
+    parser.add_argument("--record", type=Path, metavar="OUT", help="put what --collect packed there into --results")
     parser.add_argument("--from", dest="source", type=Path, metavar="OUT", help="begin with the run packed there")
     args = parser.parse_intermixed_args(arguments)
     listing = args.next or args.list
     if listing and (args.names or args.rounds is not None or args.seed is not None):
         parser.error(f"{args.queue.name} says what --next and --list take: give no names, --rounds or --seed")
-    if not (args.names or listing or args.collect is not None):
+    if not (args.names or listing or args.collect is not None or args.record is not None):
         parser.error("name at least one run, take those of the list with --next, or pack some with --collect")
     if not args.seconds > 0:
         parser.error(f"--seconds is to be above 0, and not {args.seconds:g}")
@@ -387,6 +391,15 @@ def collected(runs: Path, out: Path, last: Folder | None) -> None:
         say(f"{made[0].parent}: {last.path.relative_to(runs)} in {count(len(made), 'piece')}, {size:.1f} MiB")
     else:
         say(f"{last.path.relative_to(runs)} is not packed: it has more than {MOST / MIB:.0f} MiB")
+
+
+def recorded(args: argparse.Namespace) -> None:
+    """Put packed results where the page finds them."""
+    replaced, kept = packing.record(args.record, args.results)
+    for folder in replaced:
+        say(f"{folder.path}: {count(len(folder.history()), 'round')}")
+    for folder in kept:
+        say(f"{folder.path} stays: it has {count(len(folder.history()), 'round')}, more than {args.record}")
 
 
 def percent(share: float | None) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from evidence import serves
+
 import cutlayer.stored  # noqa: F401 (what checkpoints hold)
 from cutlayer.errors import CheckpointError, ConfigError, DataError
 from cutlayer.folder import Folder, write, writing
@@ -44,6 +46,42 @@ def _small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
     for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS, folder.path / REMARKS):
         if path.exists():
             yield path.name, path.read_bytes()
+
+
+def record(packed: Path, results: Path) -> tuple[list[Folder], list[Folder]]:
+    """Put the small files of runs into the results, each in place of what was there; those that are, and the rest.
+
+    A record of the same run that has more rounds stays.
+    """
+    archive = packed / ARCHIVE
+    if not archive.is_file():
+        raise DataError(f"there is no {ARCHIVE} in {packed}; --collect writes one")
+    replaced, kept = [], []
+    with writing("the results", results, "choose another --results"):
+        results.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=results) as aside:
+            for new in _small_folders(archive, Path(aside)):
+                old = Folder(results / new.path.relative_to(aside))
+                if old.config.exists() and _further(old, new):
+                    kept.append(old)
+                    continue
+                shutil.rmtree(old.path, ignore_errors=True)
+                shutil.copytree(new.path, old.path)
+                replaced.append(old)
+    return replaced, kept
+
+
+def _small_folders(archive: Path, aside: Path) -> list[Folder]:
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(aside, filter="data")
+        return find([aside])
+    except (tarfile.TarError, EOFError, ConfigError) as error:
+        raise DataError(f"{archive} is damaged or holds no runs: {error}") from error
+
+
+def _further(old: Folder, new: Folder) -> bool:
+    return serves(old.run(), new.run()) and len(old.history()) > len(new.history())
 
 
 def pack_whole(folder: Folder, runs: Path, out: Path) -> list[Path]:

@@ -307,7 +307,10 @@ def _pace(group: Group) -> float | None:
 
 
 def _hours_a_round(panel: Panel, group: Group) -> float | None:
-    return None if group.simulated is None else group.simulated / HOUR / fmean(group.rounds)
+    """The mean over seeds, whatever their lengths."""
+    if group.simulated is None:
+        return None
+    return fmean(max(trial.clock.values()) / len(trial.history) for trial in group.trials) / HOUR
 
 
 def _paper_hours_a_round(panel: Panel, group: Group) -> float | None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -205,10 +204,11 @@ def test_what_is_recorded_in_the_results_is_not_trained_again(
     headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
-    with tarfile.open(tmp_path / "out" / "headline.tar.gz") as archive:
-        archive.extractall(tmp_path / "results", filter="data")
+    assert headline.main(["--record", str(tmp_path / "out"), "--results", str(tmp_path / "results")]) == 0
     shutil.rmtree(tmp_path / "runs")
-    capsys.readouterr()
+    assert capsys.readouterr().out.endswith(
+        f"{tmp_path}/results/digits/fedavg/seed-0: 4 rounds\n{tmp_path}/results/digits/sl/seed-0: 4 rounds\n"
+    )
     assert next_of(headline, tmp_path, TWO) == 0
     assert capsys.readouterr().out.startswith("2 of 2 runs in queue.toml are finished\n")
     assert not (tmp_path / "runs").exists()
@@ -218,6 +218,37 @@ def test_what_is_recorded_in_the_results_is_not_trained_again(
     assert lines[0] == f"finished         4/4  digits/fedavg, seed 0  ({tmp_path}/results/digits/fedavg/seed-0)"
     assert next_of(headline, tmp_path, TWO.replace("loop", "vmap")) == 0  # another run
     assert "0 of 2 runs in queue.toml are finished\n" in capsys.readouterr().out
+
+
+def test_a_record_replaces_an_old_one_whole_unless_that_is_longer(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = SMALL + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 4\nseeds = [0]\n'
+    words = ["--record", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
+    home = tmp_path / "results/digits/fedavg/seed-0"
+    assert next_of(headline, tmp_path, one, "--collect", str(tmp_path / "out")) == 0
+    assert headline.main(words) == 0
+    (home / "remarks.txt").write_text("of the old record\n")
+    assert (
+        next_of(headline, tmp_path, one.replace("= 4\nseeds", "= 2\nseeds"), "--results", "none", runs="shorter") == 0
+    )
+    assert headline.main(["--runs", str(tmp_path / "shorter"), "--collect", str(tmp_path / "out")]) == 0
+    assert headline.main(words) == 0
+    assert capsys.readouterr().out.endswith(f"{home} stays: it has 4 rounds, more than {tmp_path / 'out'}\n")
+    assert (len(Folder(home).history()), (home / "remarks.txt").exists()) == (4, True)
+    other = one.replace("loop", "vmap").replace("= 4\nseeds", "= 2\nseeds")  # another run of that name
+    assert next_of(headline, tmp_path, other, "--collect", str(tmp_path / "out"), runs="other") == 0
+    assert headline.main(words) == 0
+    assert (len(Folder(home).history()), (home / "remarks.txt").exists()) == (2, False)
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive"])
+def test_a_record_without_runs_is_refused(headline: ModuleType, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "headline.tar.gz").write_bytes(content)
+    assert headline.main(["--record", str(tmp_path), "--results", str(tmp_path / "results")]) == 2
+    assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
 
 
 def test_a_run_that_ends_by_samples_or_by_convergence_is_finished_then(evidence: ModuleType, tmp_path: Path) -> None:
