@@ -198,7 +198,7 @@ def test_a_tied_parameter_stays_on_one_side() -> None:
         Split(model, 1)
     assert str(error.value) == (
         "Sequential cannot be cut here: '0.weight' is used on both sides of a cut. "
-        "Cut elsewhere, untie the parameter or freeze it."
+        "Cut elsewhere, untie it or freeze it."
     )
     split, x = Split(model, 2), torch.randn(2, 3)
     client, server = split.initial()

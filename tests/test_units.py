@@ -1,5 +1,8 @@
 """Where a model can be cut, and what is said where it cannot."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,9 +57,10 @@ def test_declared_units_may_name_a_module_twice() -> None:
     assert torch.equal(split.whole(client.joined(server), x)[0], expected)
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, partial(nn.InstanceNorm1d, track_running_stats=True)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(affine: bool) -> None:
-    norm = nn.BatchNorm1d(2, affine=affine)
+def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(kind: Callable[..., nn.Module], affine: bool) -> None:
+    norm = kind(2, affine=affine)
     model = nn.Sequential(norm, nn.Linear(2, 2), norm)
     for cut in (0, 3):
         assert Split(model, cut).units == ("0", "1", "2")
@@ -66,6 +70,33 @@ def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(affine: bool) ->
     assert str(error.value).startswith(f"Sequential cannot be cut here: {name!r} is used on both sides of a cut.")
     frozen = nn.Sequential(norm.eval().requires_grad_(False), nn.Linear(2, 2), norm)
     assert Split(frozen, 1).units == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_buffer_that_moves_on_both_sides_of_a_cut_is_refused(moves: bool) -> None:
+    class Mean(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if moves:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return x - self.mean
+
+    own = Mean()
+    model, x, y = nn.Sequential(own, nn.Linear(2, 2), own), torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
+    Split(model, 3).rehearse(x, y)
+    if not moves:
+        Split(model, 1).rehearse(x, y)
+        return
+    with pytest.raises(CutError) as error:
+        Split(model, 1).rehearse(x, y)
+    assert str(error.value) == (
+        "Sequential cannot be cut here: '0.mean' is used on both sides of a cut. Cut elsewhere, untie it or freeze it."
+    )
 
 
 def test_units_keep_the_names_of_the_whole_model() -> None:

@@ -98,7 +98,9 @@ class SplitFedV2:
 
     def enter(self, kept: Part | Model, round: int) -> Part:
         """The server's part when a round begins."""
-        return self.server_opt.resume(kept, round) if isinstance(kept, Part) else self.server_opt.begin(kept, round)
+        if isinstance(kept, Part) and self.server_opt_reset == "never":
+            return self.server_opt.resume(kept, round)
+        return self.server_opt.begin(kept.model, round)
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
         """One step for one client."""

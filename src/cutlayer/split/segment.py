@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from cutlayer import keys, tree
 from cutlayer.errors import ConfigError
@@ -76,9 +76,8 @@ class Segment:
         self.normalises = any(normalises(unit.module) for unit in units)  # with the statistics of its batch
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
-        layers = _batch_norms(units)
-        self.statistics = _names(tuple(s for s in slots if any(s.home is layer._buffers for layer in layers)))
-        self._counters = _counters(layers, slots)
+        self.statistics = _statistics(units, slots)
+        self._counters = _counters(units, slots)
         self._found_times: dict[tuple[torch.Size, ...], list[int]] = {}
 
     @property
@@ -149,14 +148,19 @@ class Segment:
                     home[key] = empty
 
 
-def _batch_norms(units: tuple[Unit, ...]) -> list[_BatchNorm]:
-    """The normalisation layers that move their running statistics."""
-    return [m for unit in units for m in unit.module.modules() if isinstance(m, _BatchNorm) and m.training]
+def _statistics(units: tuple[Unit, ...], slots: tuple[Slot, ...]) -> tuple[str, ...]:
+    """Names of the running statistics that normalisation layers move in training."""
+    layers = [m for unit in units for m in unit.module.modules() if isinstance(m, _NormBase) and m.training]
+    homes = {id(layer._buffers) for layer in layers}
+    return _names(tuple(s for s in slots if id(s.home) in homes))
 
 
-def _counters(layers: list[_BatchNorm], slots: tuple[Slot, ...]) -> frozenset[str]:
+def _counters(units: tuple[Unit, ...], slots: tuple[Slot, ...]) -> frozenset[str]:
     """Names of the counters of batches that normalisation layers keep and compute nothing with."""
-    homes = {id(layer._buffers) for layer in layers if layer.momentum is not None}
+    layers = [
+        m for unit in units for m in unit.module.modules() if isinstance(m, _BatchNorm) and m.momentum is not None
+    ]
+    homes = {id(layer._buffers) for layer in layers if layer.training}
     return frozenset(s.name for s in slots if id(s.home) in homes and s.key == "num_batches_tracked")
 
 

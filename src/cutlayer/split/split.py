@@ -136,21 +136,30 @@ class Split:
         not tell, is drawn from the key from now on.
         """
         client, server = self.initial()
+        model = client.joined(server)
         devices = sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
         with torch.random.fork_rng(devices=devices):
             before = generators(devices)
             try:
-                out, _ = self.whole(client.joined(server), x, key=0)
+                out, buffers = self.whole(model, x, key=0)
                 check_classes(self.loss, out, num_classes)
                 loss = self.loss(out, y)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                raise ConfigError(misfit(error, x, client.joined(server))) from error
+                raise ConfigError(misfit(error, x, model)) from error
             drew = any(not torch.equal(a, b) for a, b in zip(before, generators(devices), strict=True))
         if not isinstance(loss, Tensor) or loss.dim():
             found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
         if drew:
             self._mark_hidden_draws()
+        self._refuse_moving_buffers(model.buffers, buffers)
+
+    def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
+        """A buffer that a module of the user's own moves would drift apart if both sides of a cut held it."""
+        names = [name for segment in (self._lower, self._upper, self._top) for name in segment.buffers]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            if not torch.equal(before[name], after[name]):
+                raise _shared(name, type(self.model).__name__)
 
     @property
     def random(self) -> bool:
@@ -202,11 +211,14 @@ def _refuse_shared(segments: tuple[Segment, ...], kind: str) -> None:
         own = segment.params + segment.statistics
         for name in own:
             if name in seen:
-                raise CutError(
-                    f"{kind} cannot be cut here: {name!r} is used on both sides of a cut. "
-                    "Cut elsewhere, untie the parameter or freeze it."
-                )
+                raise _shared(name, kind)
         seen.update(own)
+
+
+def _shared(name: str, kind: str) -> CutError:
+    return CutError(
+        f"{kind} cannot be cut here: {name!r} is used on both sides of a cut. Cut elsewhere, untie it or freeze it."
+    )
 
 
 def _cut_number(cut: int | str, units: tuple[str, ...], kind: str) -> int:
