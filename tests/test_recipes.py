@@ -11,7 +11,7 @@ import pytest
 from cutlayer import config, recipes
 from cutlayer.batches import Batching
 from cutlayer.config import Choice, Run
-from cutlayer.models import initialises
+from cutlayer.models import default_init
 from cutlayer.recipes import (
     cut_layer,
     evidence,
@@ -123,14 +123,14 @@ def test_every_run_is_what_its_file_says(name: str) -> None:
 
 @each_recipe
 def test_papers_that_name_no_initial_weights_have_those_of_torch(name: str) -> None:
-    drawn = [run for run in PAPERS[name]().runs if run.weights is None and initialises(run.model.name)]
+    drawn = [run for run in PAPERS[name]().runs if run.weights is None and default_init(run.model.name)]
     assert {run.model.options["init"] for run in drawn} <= {"torch"}
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_recipes_of_our_own_have_the_librarys_initial_weights(name: str) -> None:
     for run in recipes.runs(name):
-        assert run.model.options.get("init") == ("he" if initialises(run.model.name) else None)
+        assert run.model.options.get("init") == ("he" if default_init(run.model.name) else None)
 
 
 @each_recipe

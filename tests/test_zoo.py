@@ -19,8 +19,8 @@ from cutlayer.models import (
     MODELS,
     build,
     char_transformer,
+    default_init,
     densenet121,
-    initialises,
     load_weights,
     mobilenet_v2,
     resnet18,
@@ -134,7 +134,7 @@ def seeded(name: str, **options: Any) -> nn.Module:
 
 
 def test_which_models_choose_their_initial_weights() -> None:
-    assert tuple(name for name in MODELS if initialises(name)) == INITIALISED
+    assert tuple(name for name in MODELS if default_init(name)) == INITIALISED
 
 
 @pytest.mark.parametrize("name", INITIALISED)
@@ -178,18 +178,14 @@ def test_initial_embeddings_of_the_transformer() -> None:
             assert float(net.get_parameter(path).detach().std()) == pytest.approx(deviation, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("causal_lm", "its weights come from its folder"),
-        ("cnn", "its initial weights are torch's own"),
-        ("mlp", "its initial weights are torch's own"),
-    ],
-)
-def test_models_that_draw_nothing_of_their_own_refuse_init(name: str, why: str) -> None:
+@pytest.mark.parametrize("name", ["causal_lm", "cnn", "mlp"])
+def test_models_that_draw_nothing_of_their_own_refuse_init(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         build(name, init="torch")
-    assert str(error.value) == f"the model {name!r} has no init: {why}; leave it out"
+    able = ", ".join(INITIALISED)
+    assert str(error.value) == (
+        f"the model {name!r} has no init; leave it out. Models that choose their weights: {able}"
+    )
 
 
 def test_unknown_initial_weights_are_refused() -> None:

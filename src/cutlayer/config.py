@@ -32,8 +32,7 @@ from cutlayer.data.partition import PARTITIONS
 from cutlayer.data.sample import Sample
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import METHODS
-from cutlayer.models import MODELS, check_init, initialises
-from cutlayer.models.parts import Init
+from cutlayer.models import MODELS, check_init, default_init
 from cutlayer.optim import OPTIMISERS
 from cutlayer.planning.devices import DEVICES
 from cutlayer.precision import Precision
@@ -41,7 +40,6 @@ from cutlayer.schedules import SCHEDULES, Schedule
 from cutlayer.simulation import ENGINES
 
 MOST_THREADS = 4096
-DEFAULT_INIT: Init = "he"  # of runs that were recorded before they could choose, too
 COUNTS = ("clients", "per_round", "rounds", "until_samples", "chunk", "cpu_threads", "eval_every", "checkpoint_every")
 
 
@@ -123,11 +121,13 @@ class Run:
 
     def _tell_init(self) -> None:
         """A run says where its initial weights come from: a file, or the model, whose choice is always spelled out."""
-        if self.weights is not None and "init" in self.model.options:
+        default = default_init(self.model.name)
+        if default is None:
+            return
+        if self.weights is None:
+            object.__setattr__(self, "model", Choice(self.model.name, {"init": default, **self.model.options}))
+        elif "init" in self.model.options:
             raise ConfigError(f"the weights come from {self.weights}, so model.init chooses nothing; leave it out")
-        if self.weights is None and initialises(self.model.name):
-            told = Choice(self.model.name, {"init": DEFAULT_INIT, **self.model.options})
-            object.__setattr__(self, "model", told)
 
 
 class Table(NamedTuple):
@@ -195,6 +195,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
 
 
 def _without_init(model: Choice) -> Choice:
+    if default_init(model.name) is None:
+        return model
     return Choice(model.name, {k: v for k, v in model.options.items() if k != "init"})
 
 

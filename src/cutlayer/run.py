@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,19 +86,19 @@ def _go_through(
         if on_round is not None:
             on_round(training, record)
     if training.state.round < training.rounds:
-        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(_ends(training, run)))
+        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(ends(run, training.history)))
 
 
 def _ended(training: Training, run: Run) -> bool:
     """Whether no round is left."""
-    return training.state.round >= training.rounds or any(_ends(training, run))
+    return training.state.round >= training.rounds or any(ends(run, training.history))
 
 
-def _ends(training: Training, run: Run) -> Iterator[str]:
+def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
     """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
-    if training.history and training.state.round < training.rounds and training.is_last(training.history[-1]):
+    if run.until_samples is not None and history and history[-1]["samples"] >= run.until_samples:
         yield f"until_samples {run.until_samples:,} reached"
-    found = accuracies(training.history)
+    found = accuracies(history)
     if run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy:
         yield f"until_accuracy {run.until_accuracy:g} reached"
     if run.until_converged and converged(found) is not None:

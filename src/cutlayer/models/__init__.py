@@ -35,17 +35,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def initialises(name: str) -> bool:
-    """Whether the model of this name draws initial weights of its own, so that `init` can choose torch's instead."""
+def default_init(name: str) -> Init | None:
+    """How a model draws its initial weights unless told otherwise; None if it has no choice."""
     init = _options(name).get("init")
-    return init is not None and init.annotation == Init
+    return init.default if init is not None and init.annotation == Init else None
 
 
 def check_init(name: str, options: Mapping[str, Any]) -> None:
     """Refuse `init` where there is nothing to choose."""
     if "init" in options and name in MODELS and "init" not in _options(name):
-        why = "its weights come from its folder" if name == "causal_lm" else "its initial weights are torch's own"
-        raise ConfigError(f"the model {name!r} has no init: {why}; leave it out")
+        able = ", ".join(known for known in MODELS if default_init(known))
+        raise ConfigError(f"the model {name!r} has no init; leave it out. Models that choose their weights: {able}")
 
 
 def _options(name: str) -> registry.Parameters:
