@@ -8,27 +8,34 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from cutlayer import build, config, recipes
 from cutlayer.config import Run
-from cutlayer.convergence import accuracies, converged
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.folder import Folder
+from cutlayer.run import MAY_CHANGE, ends
+from cutlayer.training import Record
 
 QUEUE = Path(__file__).with_name("evidence.toml")
 RESULTS = Path(__file__).parent / "results" / "headline"
-LENGTH = ("rounds", "until_samples", "until_converged", "until_accuracy")
-NO_CONTENT = ("name", "seed", "checkpoint_every", "chunk", "cpu_threads", *LENGTH)  # what leaves each round as it is
+ENDS = ("until_samples", "until_converged", "until_accuracy")
+NO_CONTENT = ("name", "seed", *MAY_CHANGE)  # what leaves each round as it is
+OWN_KEYS = ("rounds", "seed")  # that an entry has beside its `set`
+PARTIAL = ".partial"  # what ends the name of a folder that is still being written
+
+
+T = TypeVar("T")
+Some = Annotated[tuple[T, ...], msgspec.Meta(min_length=1)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some runs of one worth: all of them with the first seed, then with the next."""
 
-    names: tuple[str, ...]  # of runs, panels or recipes
-    seeds: tuple[int, ...]
+    names: Some[str]  # of runs, panels or recipes
+    seeds: Some[int]
     rounds: int | None = None  # the recipe's by default
     set: dict[str, Any] = {}  # keys of the runs that are changed
 
@@ -50,8 +57,12 @@ def read(path: Path = QUEUE) -> Queue:
 
 def wanted(queue: Queue, changes: Mapping[str, Any], where: str) -> list[Run]:
     """The runs of the list, most valuable first, with the changes of a command line."""
+    for given in (queue.set, *(entry.set for entry in queue.run)):
+        for key in OWN_KEYS:
+            if key in given:
+                raise ConfigError(f"{where}: set cannot change {key}; give it beside the names of an entry")
     return [
-        config.changed(run, {**queue.set, **entry.set, **_rounds(entry), **changes, "seed": seed}, where)
+        _changed(run, (queue.set, entry.set, _own(entry, seed), changes), where)
         for entry in queue.run
         for seed in entry.seeds
         for name in entry.names
@@ -59,8 +70,14 @@ def wanted(queue: Queue, changes: Mapping[str, Any], where: str) -> list[Run]:
     ]
 
 
-def _rounds(entry: Entry) -> dict[str, int]:
-    return {} if entry.rounds is None else {"rounds": entry.rounds}
+def _own(entry: Entry, seed: int) -> dict[str, int]:
+    return {"seed": seed} | ({} if entry.rounds is None else {"rounds": entry.rounds})
+
+
+def _changed(run: Run, changes: Iterable[Mapping[str, Any]], where: str) -> Run:
+    for some in changes:
+        run = config.changed(run, some, where)
+    return run
 
 
 def named(name: str, where: str = "") -> tuple[Run, ...]:
@@ -91,29 +108,44 @@ def distinct(runs: Iterable[Run]) -> list[Run]:
     """The runs without those that others serve: of equal ones the longest, and one with a clock if any has it."""
     found: list[Run] = []
     for run in runs:
-        place = next((i for i, other in enumerate(found) if serves(other, run) or serves(run, other)), len(found))
+        place = next((i for i, other in enumerate(found) if _twins(run, other)), len(found))
         twin = found[place] if place < len(found) else run
         timed = run if twin.devices is None else twin
         found[place : place + 1] = [replace(timed, rounds=max(run.rounds, twin.rounds))]
     return found
 
 
+def _twins(one: Run, other: Run) -> bool:
+    same_end = all(getattr(one, key) == getattr(other, key) for key in ENDS)
+    return same_end and (serves(one, other) or serves(other, one))
+
+
+def done(folder: Folder) -> list[Record]:
+    """The rounds that a folder holds: up to the newest checkpoint, or all where only results are kept."""
+    newest = max(folder.store.rounds(), default=None)
+    return [record for record in folder.history() if newest is None or record["round"] <= newest]
+
+
 def finished(folder: Folder, run: Run) -> bool:
     """Whether a folder holds the run to its end."""
-    history = folder.history()
-    if not history:
-        return False
-    enough = run.until_samples is not None and history[-1]["samples"] >= run.until_samples
-    settled = run.until_converged and converged(accuracies(history)) is not None
-    return len(history) >= run.rounds or enough or settled
+    history = done(folder)
+    return len(history) >= run.rounds or any(ends(run, history))
 
 
 def begun(*roots: Path) -> list[tuple[Folder, Run]]:
     """The folders below these of runs that have begun, and their runs."""
     found = (Folder(path.parent) for root in roots for path in sorted(root.rglob("config.toml")))
-    return [(folder, folder.run()) for folder in found if folder.metrics.exists()]
+    return [(folder, folder.run()) for folder in found if folder.metrics.exists() and not _partial(folder)]
+
+
+def _partial(folder: Folder) -> bool:
+    return any(part.endswith(PARTIAL) for part in folder.path.parts)
 
 
 def holding(run: Run, known: Sequence[tuple[Folder, Run]]) -> list[Folder]:
     """The folders whose run serves this one."""
     return [folder for folder, trained in known if serves(trained, run)]
+
+
+def furthest(folders: Iterable[Folder]) -> Folder | None:
+    return max(folders, key=lambda folder: len(done(folder)), default=None)

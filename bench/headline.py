@@ -38,7 +38,7 @@ import packing
 from evidence import QUEUE, RESULTS, named
 from packing import MOST, REMARKS, SESSIONS
 
-from cutlayer import build, checkpoint, config
+from cutlayer import build, config, tree
 from cutlayer.checks import check_device
 from cutlayer.config import Run
 from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, DataError
@@ -46,7 +46,7 @@ from cutlayer.folder import Folder, read_lines, write
 from cutlayer.run import difference, environment, execute
 from cutlayer.scarcity import release
 from cutlayer.training import Record, Training
-from cutlayer.trials import find, load
+from cutlayer.trials import load
 
 NONE = "–"
 MIB = 2.0**20
@@ -54,9 +54,9 @@ TOLD_EVERY = 10  # rounds
 TO_FINISH = 8.0  # seconds kept for the last checkpoint and the model
 TO_START = 30.0  # seconds below which no run is begun: data, model and the first round
 MARGIN = 1.3  # a round may take so many times the longest of the last ones
-COPIES = (
-    8  # of a model that a run leaves on the disk at most: itself, and with momenta three checkpoints, one half-written
-)
+# Copies of a model that a run leaves on the disk: itself, and three checkpoints with momenta, one of them half-written.
+COPIES = 8
+SMALL_FILES = 2**20  # bytes beside the checkpoint of a packed run, at most
 FAILED, MISTAKEN, STOPPED = 1, 2, 130  # exit codes, as of `cutlayer`
 OPTIONS = ("rounds", "seed", "device", "engine", "precision", "checkpoint_every")  # keys that are not for --set
 USUAL = {"device": "cpu", "engine": "auto", "seed": 0, "checkpoint_every": 5}  # of runs that are named
@@ -84,10 +84,20 @@ class Watch:
     begun: int = 0
     last: float = 0.0
     recent: tuple[float, ...] = ()
+    warned: bool = False
 
     def start(self, training: Training) -> None:
         self.begun, self.last = training.state.round, time.monotonic()
         say(f"{self.title}: from round {self.begun + 1} to {self.rounds}")
+        self.look_at_size(training)
+
+    def look_at_size(self, training: Training) -> None:
+        """Warn once if checkpoints are too large to go on elsewhere; those of some methods grow."""
+        size = tree.num_bytes((tuple(training.state), training.simulation.memory.content()))
+        if size > MOST - SMALL_FILES and not self.warned:
+            self.warned = True
+            told = f"{size / MIB:.0f} MiB, too large to be packed ({MOST / MIB:.0f} at most)"
+            say(f"{self.title}: a checkpoint has {told}: it must end in one go, in the same --runs")
 
     def round(self, training: Training, record: Record) -> None:
         now, number = time.monotonic(), record["round"]
@@ -95,6 +105,7 @@ class Watch:
         if number % TOLD_EVERY == 0 or number == self.begun + 1:
             shown = f"accuracy {percent(record['test_accuracy'])}, " if "test_accuracy" in record else ""
             say(f"{self.title}: round {number}/{self.rounds}, {shown}{self.recent[-1]:.2f} s")
+        self.look_at_size(training)
         # Two rounds: the one that would still begin as usual, and the last one, which leaves a checkpoint.
         if now + 2 * MARGIN * max(self.recent) + TO_FINISH > self.deadline and number < training.rounds:
             training.rounds = number + 1
@@ -120,27 +131,33 @@ def carried_out(args: argparse.Namespace) -> int:
         recorded(args)
         return 0
     if args.source is not None:
-        say(f"{packing.unpack_whole(args.source, args.runs).path}: unpacked from {args.source}")
+        folder, put = packing.unpack_whole(args.source, args.runs)
+        say(f"{folder.path}: {'unpacked from' if put else 'it is here already, and not behind'} {args.source}")
     left = unfinished(runs, args) if args.next else runs
     check(left, args)
     failed: dict[str, int] = {}
     last: Folder | None = None
+    deadline = began + args.seconds
     for run in left:
-        if args.next and time.monotonic() + TO_START > began + args.seconds:
+        if args.next and no_time(run, deadline):
             break
+        folder, _ = home(run, args.runs)
+        before = folder.store.rounds()
         try:
-            last = trained(run, args, began + args.seconds) or last
+            trained(run, args, deadline)
         except KeyboardInterrupt:
-            done = max(home(run, args.runs)[0].store.rounds(), default=0)
-            print(f"stopped; {run.name} is saved up to round {done}; the same command goes on", file=sys.stderr)
+            done = max(folder.store.rounds(), default=0)
+            print(f"stopped; {title(run)} is saved up to round {done}; the same command goes on", file=sys.stderr)
             return STOPPED
         except CutlayerError as error:  # one run that cannot be trained leaves the time to the others
-            failed[run.name] = complain(error, f"{run.name}: ")
+            failed[title(run)] = complain(error, f"{title(run)}: ")
         except Exception:
             traceback.print_exc()
-            failed[run.name] = FAILED
+            failed[title(run)] = FAILED
+        if folder.store.rounds() != before:
+            last = folder
         release()
-    if args.collect is not None:
+    if args.collect is not None and (evidence.begun(args.runs) or not args.next):
         collected(args.runs, args.collect, last)
     say(f"{time.monotonic() - began:.0f} s in all" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return max(failed.values(), default=0)
@@ -195,7 +212,7 @@ def unfinished(runs: Sequence[Run], args: argparse.Namespace) -> list[Run]:
     """The runs that no folder holds to their end."""
     known = evidence.begun(args.results, args.runs)
     left = [run for run in runs if not any(evidence.finished(f, run) for f in evidence.holding(run, known))]
-    say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} in {args.queue.name} are finished")
+    say(f"{args.queue.name}: {len(runs) - len(left)} of {len(runs)} runs finished")
     return left
 
 
@@ -203,11 +220,12 @@ def listed(runs: Sequence[Run], args: argparse.Namespace) -> None:
     """How far each run of the list is, and where."""
     known = evidence.begun(args.results, args.runs)
     for run in runs:
-        furthest = max(evidence.holding(run, known), key=lambda folder: len(folder.history()), default=None)
+        folder = evidence.furthest(evidence.holding(run, known))
         done, state, where = 0, "not begun", ""
-        if furthest is not None:
-            done, where = min(len(furthest.history()), run.rounds), f"  ({furthest.path})"
-            state = "finished" if evidence.finished(furthest, run) else "begun"
+        if folder is not None:
+            done, where = min(len(evidence.done(folder)), run.rounds), f"  ({folder.path})"
+            # Without a checkpoint it has to begin again.
+            state = "finished" if evidence.finished(folder, run) else "begun" if folder.store.rounds() else "recorded"
         say(f"{state:9}  {f'{done}/{run.rounds}':>9}  {run.name}, seed {run.seed}{where}")
 
 
@@ -249,12 +267,10 @@ def check(runs: Sequence[Run], args: argparse.Namespace) -> None:
         raise DataError(f"there is no folder {args.data}; --data is the one that holds the data sets")
     looked_at = runs[:1] if args.next else runs  # later runs of the list may have to wait for another day
     for run in looked_at:
-        folder, known = home(run, args.runs)
-        if folder.config.exists():
-            check_same(folder, known)
-    by_data = {run.data: run for run in reversed(looked_at)}.values()
-    mistakes = [mistake for run in by_data if (mistake := obstacle(run, args)) is not None]
-    if by_data and len(mistakes) == len(by_data):
+        check_same(*home(run, args.runs))
+    kinds = {(run.data, run.model.name): run for run in reversed(looked_at)}.values()
+    mistakes = [mistake for run in kinds if (mistake := obstacle(run, args)) is not None]
+    if kinds and len(mistakes) == len(kinds):
         raise mistakes[-1]  # else the other runs can be trained, and these are told of in their turn
     for run in looked_at[:1]:
         check_device(run.device)
@@ -278,6 +294,8 @@ def check_room(run: Run, args: argparse.Namespace) -> None:
     for folder, flag, needed in ((args.runs, "--runs", need), (args.collect, "--collect", MOST)):
         if folder is not None:
             there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+            if not there.is_dir():
+                raise CheckpointError(f"{there} is no folder; choose another {flag}")
             free = shutil.disk_usage(there).free
             if free < needed:
                 wants = f"{run.name} needs {needed / MIB:.1f} MiB at {folder}, where {free / MIB:.1f} are free"
@@ -286,6 +304,8 @@ def check_room(run: Run, args: argparse.Namespace) -> None:
 
 def check_same(folder: Folder, run: Run) -> None:
     """A folder answers only for the run that it holds, of whatever length."""
+    if not folder.config.exists():
+        return
     found = difference(config.as_dict(folder.run()), run)
     if found:
         raise ConfigError(f"{folder.path} holds another run: {found}; ask for it as it is, or choose another --runs")
@@ -302,42 +322,44 @@ def folder_of(run: Run, runs: Path) -> Folder:
 
 def home(run: Run, runs: Path) -> tuple[Folder, Run]:
     """Where a run is trained, and as which: an equal one that is there already goes on under its own name."""
-    for folder, there in evidence.begun(runs):
-        if evidence.serves(there, run):
-            return folder, replace(run, name=there.name, devices=there.devices)
-    return folder_of(run, runs), run
+    folder = evidence.furthest(evidence.holding(run, evidence.begun(runs)))
+    if folder is None:
+        return folder_of(run, runs), run
+    there = folder.run()
+    return folder, replace(run, name=there.name, devices=there.devices)
 
 
-def trained(asked: Run, args: argparse.Namespace, deadline: float) -> Folder | None:
-    """Train a run as far as the time goes, and tell what it came to; its folder, if there was anything to do."""
+def trained(asked: Run, args: argparse.Namespace, deadline: float) -> None:
+    """Train a run as far as the time goes, and tell what it came to."""
     folder, run = home(asked, args.runs)
+    check_same(folder, run)
     if evidence.finished(folder, run):
         also = "" if run.name == asked.name else f", and serves {asked.name}"
         say(f"{told(folder, run)}; finished before{also}")
-        return None
-    if time.monotonic() + TO_START > deadline:
-        say(f"{run.name}: no time left, as it takes {TO_START:.0f} s at least")
-        return None
-    watch = Watch(f"{run.name}, seed {run.seed}" if run.seed else run.name, run.rounds, deadline)
+        return
+    if no_time(run, deadline):
+        return
+    watch = Watch(title(run), run.rounds, deadline)
 
     def start(training: Training) -> None:
         note_session(folder, training.state.round + 1, environment(run.device))
         watch.start(training)
-        tell_size(training, watch.title)
 
     began = time.monotonic()
     execute(run, folder, root=args.data, resume=True, on_start=start, on_round=watch.round)
     say(f"{told(folder, run)}; {time.monotonic() - began:.0f} s now")
-    return folder
 
 
-def tell_size(training: Training, title: str) -> None:
-    """Say if a run cannot go on elsewhere."""
-    tensors, _ = checkpoint.pack((training.state, training.simulation.memory.content()))
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if size > MOST:
-        told = f"{size / MIB:.0f} MiB, too large to be packed ({MOST / MIB:.0f} at most)"
-        say(f"{title}: a checkpoint has {told}: it must end in one go, in the same --runs")
+def no_time(run: Run, deadline: float) -> bool:
+    """Whether it is too late to begin a run, which is told."""
+    late = time.monotonic() + TO_START > deadline
+    if late:
+        say(f"{title(run)}: no time left, as it takes {TO_START:.0f} s at least")
+    return late
+
+
+def title(run: Run) -> str:
+    return f"{run.name}, seed {run.seed}" if run.seed else run.name
 
 
 def told(folder: Folder, run: Run) -> str:
@@ -346,7 +368,7 @@ def told(folder: Folder, run: Run) -> str:
     done = len(trial.history)
     rounds = f"{done} of {run.rounds} rounds" if done <= run.rounds else f"{done} rounds, {run.rounds} asked for"
     return (
-        f"{run.name}: {rounds}, best {percent(trial.best)}, final {percent(trial.final)}, "
+        f"{title(run)}: {rounds}, best {percent(trial.best)}, final {percent(trial.final)}, "
         f"{trial.seconds:.0f} s of rounds, {brief(pace(folder))} samples a second, engine "
         f"{folder.surroundings().get('engine')}"
     )
@@ -380,7 +402,9 @@ def remarks(folder: Folder) -> list[str]:
 
 def collected(runs: Path, out: Path, last: Folder | None) -> None:
     """Pack all runs small, and the one that was trained last whole, where it is small enough."""
-    folders = find([runs])
+    folders = [folder for folder, _ in evidence.begun(runs)]
+    if not folders:
+        raise ConfigError(f"there is no run under {runs}; train some before --collect packs them")
     archive = packing.pack_small(folders, runs, out)
     say(f"{archive}: {count(len(folders), 'run')}, {archive.stat().st_size / 2**10:.1f} KiB")
     if last is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from evidence import serves
+from evidence import PARTIAL, serves
 
 import cutlayer.stored  # noqa: F401 (what checkpoints hold)
 from cutlayer.errors import CheckpointError, ConfigError, DataError
@@ -21,7 +21,7 @@ from cutlayer.trials import find
 ARCHIVE = "headline.tar.gz"
 PIECE = "run.tar."  # and its number
 PIECE_SIZE = 16 * 2**20
-MOST = 60 * 2**20  # bytes of all pieces: what a machine that is lent for an hour may give back
+MOST = 60 * 2**20  # bytes of all pieces together
 KEPT = ("round", "loss", "stopped", "samples", "bytes", "simulated_seconds", "test_loss", "test_accuracy")
 SESSIONS = "sessions.jsonl"  # beside a run's own files: the first round of each session, and where it ran
 REMARKS = "remarks.txt"  # and what readers of its results should know
@@ -57,16 +57,13 @@ def record(packed: Path, results: Path) -> tuple[list[Folder], list[Folder]]:
     if not archive.is_file():
         raise DataError(f"there is no {ARCHIVE} in {packed}; --collect writes one")
     replaced, kept = [], []
-    with writing("the results", results, "choose another --results"):
-        results.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=results) as aside:
-            for new in _small_folders(archive, Path(aside)):
-                old = Folder(results / new.path.relative_to(aside))
-                if old.config.exists() and _further(old, new):
-                    kept.append(old)
-                    continue
-                shutil.rmtree(old.path, ignore_errors=True)
-                shutil.copytree(new.path, old.path)
+    with TemporaryDirectory() as aside, writing("the results", results, "choose another --results"):
+        for new in _small_folders(archive, Path(aside)):
+            old = Folder(results / new.path.relative_to(aside))
+            if old.config.exists() and _further(old, new):
+                kept.append(old)
+            else:
+                _put(new.path, old.path)
                 replaced.append(old)
     return replaced, kept
 
@@ -86,8 +83,6 @@ def _further(old: Folder, new: Folder) -> bool:
 
 def pack_whole(folder: Folder, runs: Path, out: Path) -> list[Path]:
     """A run with its newest checkpoint, in pieces; none where that is too large. Older pieces go."""
-    for old in pieces(out):
-        old.unlink()
     newest = folder.store.path(folder.store.rounds()[-1])
     paths = [folder.config, folder.environment, folder.metrics, folder.timing, folder.path / SESSIONS, newest]
     archive = io.BytesIO()
@@ -96,10 +91,12 @@ def pack_whole(folder: Folder, runs: Path, out: Path) -> list[Path]:
             if path.exists():
                 tar.add(path, str(path.relative_to(runs)))
     data = archive.getvalue()
-    if len(data) > MOST:
-        return []
-    starts = range(0, len(data), PIECE_SIZE)
-    return [_written(out, f"{PIECE}{i:02d}", data[at : at + PIECE_SIZE]) for i, at in enumerate(starts)]
+    starts = range(0, len(data) if len(data) <= MOST else 0, PIECE_SIZE)
+    made = [_written(out, f"{PIECE}{i:02d}", data[at : at + PIECE_SIZE]) for i, at in enumerate(starts)]
+    for old in pieces(out):
+        if old not in made:
+            old.unlink()
+    return made
 
 
 def pieces(packed: Path) -> list[Path]:
@@ -107,19 +104,30 @@ def pieces(packed: Path) -> list[Path]:
     return sorted(packed.glob(f"{PIECE}[0-9][0-9]"))
 
 
-def unpack_whole(packed: Path, runs: Path) -> Folder:
-    """Put a run that was packed in pieces back to where it can go on; one that is further there already stays."""
+def unpack_whole(packed: Path, runs: Path) -> tuple[Folder, bool]:
+    """Put a run that was packed in pieces back to where it can go on, and whether it was: one that is further stays."""
     found = pieces(packed)
     if not found:
         raise DataError(f"there is no run packed in {packed}; its pieces are called {PIECE}00, {PIECE}01, ...")
-    with writing("the run", runs, "choose another --runs"):
-        runs.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=runs) as aside:
-            there = _unpacked(found, Path(aside))
-            home = Folder(runs / there.path.relative_to(aside))
-            if max(home.store.rounds(), default=0) < max(there.store.rounds()):
-                shutil.copytree(there.path, home.path, dirs_exist_ok=True)
-    return home
+    with TemporaryDirectory() as aside:
+        there = _unpacked(found, Path(aside))
+        home = Folder(runs / there.path.relative_to(aside))
+        if home.config.exists() and not serves(home.run(), there.run()):
+            raise ConfigError(f"{home.path} holds another run than {packed}; choose another --runs")
+        if max(home.store.rounds(), default=0) >= max(there.store.rounds()):
+            return home, False
+        with writing("the run", runs, "choose another --runs"):
+            _put(there.path, home.path)
+    return home, True
+
+
+def _put(there: Path, home: Path) -> None:
+    """Replace a folder by another at once."""
+    partial = home.with_name(home.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(there, partial)
+    shutil.rmtree(home, ignore_errors=True)
+    partial.rename(home)
 
 
 def _unpacked(found: Sequence[Path], aside: Path) -> Folder:

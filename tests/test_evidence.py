@@ -106,6 +106,14 @@ def test_the_list_in_the_repository_has_its_order(evidence: ModuleType) -> None:
             SMALL + '[[run]]\nnames = ["digits/fedavk"]\nseeds = [0]',
             "unknown run 'digits/fedavk' in {file}; did you mean 'digits/fedavg' or ",
         ),
+        (
+            SMALL + '[[run]]\nnames = ["digits"]\nseeds = []',
+            "{file}: Expected array of length >= 1 - at $.run[0].seeds",
+        ),
+        (
+            SMALL + '[[run]]\nnames = ["digits"]\nseeds = [0]\nset = { rounds = 3 }',
+            "{file}: set cannot change rounds; give it beside the names of an entry",
+        ),
         ('set = { engin = "loop" }\n[[run]]\nnames = ["digits"]\nseeds = [0]', "unknown key 'engin' in {file}; "),
     ],
 )
@@ -145,6 +153,8 @@ def test_of_equal_runs_the_one_with_a_clock_and_the_longest_serve_all(evidence: 
     second = replace(plain, name="d", seed=1, checkpoint_every=9)
     assert evidence.distinct([plain, timed]) == evidence.distinct([timed, plain]) == [replace(timed, rounds=3)]
     assert evidence.distinct([timed, other]) == [timed, other]  # two clocks
+    brief = replace(plain, name="e", until_samples=5)
+    assert evidence.distinct([plain, brief]) == [plain, brief]  # two ends
     assert evidence.distinct([plain, second]) == [plain, second]
     assert evidence.serves(timed, plain) and not evidence.serves(plain, timed)
 
@@ -186,17 +196,17 @@ def test_next_takes_what_is_not_finished_and_goes_on_with_it(
         in_time_for(headline, patched, rounds=3)
         assert next_of(headline, tmp_path, TWO, "--seconds", "1000") == 0
     said = capsys.readouterr().out
-    assert said.startswith("0 of 2 runs in queue.toml are finished\ndigits/fedavg: from round 1 to 4\n")
+    assert said.startswith("queue.toml: 0 of 2 runs finished\ndigits/fedavg: from round 1 to 4\n")
     assert Folder(tmp_path / "runs/digits/fedavg/seed-0").store.rounds()[-1] == 3
     assert next_of(headline, tmp_path, TWO) == 0
     said = capsys.readouterr().out
     assert "digits/fedavg: from round 4 to 4\n" in said and "digits/sl: 4 of 4 rounds" in said
     assert next_of(headline, tmp_path, TWO) == 0
-    assert capsys.readouterr().out.startswith("2 of 2 runs in queue.toml are finished\n")
+    assert capsys.readouterr().out.startswith("queue.toml: 2 of 2 runs finished\n")
     longer = TWO + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 5\nseeds = [0, 1]\n'
     assert next_of(headline, tmp_path, longer) == 0
     said = capsys.readouterr().out
-    assert said.startswith("2 of 4 runs in queue.toml are finished\ndigits/fedavg: from round 5 to 5\n")
+    assert said.startswith("queue.toml: 2 of 4 runs finished\ndigits/fedavg: from round 5 to 5\n")
     assert "digits/fedavg, seed 1: from round 1 to 5\n" in said
 
 
@@ -210,14 +220,14 @@ def test_what_is_recorded_in_the_results_is_not_trained_again(
         f"{tmp_path}/results/digits/fedavg/seed-0: 4 rounds\n{tmp_path}/results/digits/sl/seed-0: 4 rounds\n"
     )
     assert next_of(headline, tmp_path, TWO) == 0
-    assert capsys.readouterr().out.startswith("2 of 2 runs in queue.toml are finished\n")
+    assert capsys.readouterr().out.startswith("queue.toml: 2 of 2 runs finished\n")
     assert not (tmp_path / "runs").exists()
     words = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--list"]
     assert headline.main([*words, "--queue", str(tmp_path / "queue.toml")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"finished         4/4  digits/fedavg, seed 0  ({tmp_path}/results/digits/fedavg/seed-0)"
     assert next_of(headline, tmp_path, TWO.replace("loop", "vmap")) == 0  # another run
-    assert "0 of 2 runs in queue.toml are finished\n" in capsys.readouterr().out
+    assert "queue.toml: 0 of 2 runs finished\n" in capsys.readouterr().out
 
 
 def test_a_record_replaces_an_old_one_whole_unless_that_is_longer(
@@ -259,6 +269,10 @@ def test_a_run_that_ends_by_samples_or_by_convergence_is_finished_then(evidence:
     assert evidence.finished(folder, Run(rounds=99, until_samples=700))
     assert not evidence.finished(folder, Run(rounds=99, until_samples=701))
     assert evidence.finished(folder, Run(rounds=99, until_converged=True))
+    assert evidence.finished(folder, Run(rounds=99, until_accuracy=0.5))
+    assert not evidence.finished(folder, Run(rounds=99, until_accuracy=0.6))
+    folder.store.save(6, {}, {})  # the seventh round was not committed
+    assert evidence.finished(folder, Run(rounds=6)) and not evidence.finished(folder, Run(rounds=7))
     assert not evidence.finished(Folder(tmp_path / "none"), Run(rounds=1))
 
 
@@ -303,21 +317,17 @@ def test_pieces_are_small_and_what_is_too_large_must_end_in_one_go(
     said = capsys.readouterr().out
     assert f"{out}: digits/sl/seed-0 in {len(sizes)} pieces, {sum(sizes) / 2**20:.1f} MiB\n" in said
     assert "in one go" not in said
-    folder = packing.unpack_whole(out, tmp_path / "there")  # the pieces are one archive
+    folder, _ = packing.unpack_whole(out, tmp_path / "there")  # the pieces are one archive
     assert folder.history() == Folder(tmp_path / "runs/digits/sl/seed-0").history()
-    for module in (headline, packing):
-        monkeypatch.setattr(module, "MOST", 2**10)
+    monkeypatch.setattr(packing, "MOST", 2**10)
+    monkeypatch.setattr(headline, "MOST", 2**20 + 2**10)  # of which the small files may have all but a little
     assert next_of(headline, tmp_path, TWO, "--collect", str(out), runs="again") == 0
     said = capsys.readouterr().out
     assert (
-        "digits/sl: a checkpoint has 0 MiB, too large to be packed (0 at most): it must end in one go, in the" in said
+        "digits/sl: a checkpoint has 0 MiB, too large to be packed (1 at most): it must end in one go, in the" in said
     )
-    assert "digits/sl/seed-0 is not packed: it has more than 0 MiB\n" in said
+    assert "digits/sl/seed-0 is not packed: it has more than 1 MiB\n" in said
     assert packing.pieces(out) == []  # none of an earlier run either
-
-
-def test_the_limits_are_those_of_a_machine_that_is_lent(packing: ModuleType) -> None:
-    assert (packing.PIECE_SIZE, packing.MOST) == (16 * 2**20, 60 * 2**20)
 
 
 def test_pieces_that_are_damaged_or_missing_are_refused_and_change_nothing(
@@ -330,7 +340,7 @@ def test_pieces_that_are_damaged_or_missing_are_refused_and_change_nothing(
     def refused(match: str) -> None:
         with pytest.raises(CutlayerError, match=match):
             packing.unpack_whole(tmp_path / "out", tmp_path / "there")
-        assert not list((tmp_path / "there").iterdir())
+        assert not (tmp_path / "there").exists()
 
     whole = second.read_bytes()
     for damaged in (second.rename(tmp_path / "aside"), last):
@@ -343,7 +353,8 @@ def test_pieces_that_are_damaged_or_missing_are_refused_and_change_nothing(
     second.write_bytes(bits)
     refused("its content does not match its digest|damaged or incomplete")
     second.write_bytes(whole)
-    assert packing.unpack_whole(tmp_path / "out", tmp_path / "there").store.rounds() == [4]
+    folder, put = packing.unpack_whole(tmp_path / "out", tmp_path / "there")
+    assert (folder.store.rounds(), put) == ([4], True)
     for piece in packing.pieces(tmp_path / "out"):
         piece.unlink()
     with pytest.raises(CutlayerError, match=r"^there is no run packed in .*; its pieces are called run\.tar\.00, "):
@@ -357,8 +368,25 @@ def test_a_run_that_is_further_than_its_pieces_stays(
         in_time_for(headline, patched, rounds=2)
         assert next_of(headline, tmp_path, TWO, "--seconds", "1000", "--collect", str(tmp_path / "out")) == 0
     assert next_of(headline, tmp_path, TWO) == 0
-    folder = packing.unpack_whole(tmp_path / "out", tmp_path / "runs")
-    assert (folder.store.rounds()[-1], len(folder.history())) == (4, 4)
+    folder, put = packing.unpack_whole(tmp_path / "out", tmp_path / "runs")
+    assert (folder.store.rounds()[-1], len(folder.history()), put) == (4, 4, False)
+
+
+def test_pieces_of_another_run_are_refused(headline: ModuleType, packing: ModuleType, tmp_path: Path) -> None:
+    one = SMALL + '[[run]]\nnames = ["digits/fedavg"]\nrounds = 2\nseeds = [0]\n'
+    assert next_of(headline, tmp_path, one, "--collect", str(tmp_path / "out")) == 0
+    assert next_of(headline, tmp_path, one.replace("clients = 4", "clients = 5"), runs="others") == 0
+    with pytest.raises(ConfigError, match=r"holds another run than .*out; choose another --runs$"):
+        packing.unpack_whole(tmp_path / "out", tmp_path / "others")
+    assert Folder(tmp_path / "others/digits/fedavg/seed-0").run().clients == 5
+
+
+def test_a_folder_that_was_being_unpacked_is_no_run(evidence: ModuleType, tmp_path: Path) -> None:
+    for name in ("seed-0", "seed-0.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("rounds = 3\n")
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert [folder.path.name for folder, _ in evidence.begun(tmp_path)] == ["seed-0"]
 
 
 # -- before the device is touched --------------------------------------------------------------------------------------
@@ -377,7 +405,7 @@ def test_a_full_disk_or_missing_data_are_told_of_before_the_device_is_touched(
     words = ["--collect", str(tmp_path / "out")]
     assert next_of(headline, tmp_path, TWO, *words) == 2
     out, err = capsys.readouterr()
-    assert out == "0 of 2 runs in queue.toml are finished\n"
+    assert out == "queue.toml: 0 of 2 runs finished\n"
     assert err.startswith(f"error: digits/fedavg needs 0.4 MiB at {tmp_path / 'runs'}, where 0.0 are free; ")
     assert err.endswith("make room there, or choose another --runs\n")
     free["runs"] = 2**40
@@ -401,6 +429,53 @@ def test_a_folder_of_another_run_is_refused_before_the_device_is_touched(
     assert next_of(headline, tmp_path, TWO.replace("clients = 4", "clients = 5")) == 2
     assert "holds another run: clients is 4 there and 5 here; " in capsys.readouterr().err
     assert touched == []
+
+
+def test_a_later_run_of_the_list_is_not_taken_for_another_one_in_its_folder(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = SMALL.replace("clients = 4", "clients = 5") + '[[run]]\nnames = ["digits/sl"]\nrounds = 6\nseeds = [0]\n'
+    assert next_of(headline, tmp_path, other) == 0
+    assert next_of(headline, tmp_path, TWO) == 2
+    out, err = capsys.readouterr()
+    assert "digits/fedavg: 4 of 4 rounds" in out and out.endswith("; failed: digits/sl\n")
+    assert err.startswith("error: digits/sl: ") and "holds another run: clients is 5 there and 4 here; " in err
+
+
+def test_a_run_that_fails_is_packed_as_far_as_it_came(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: object, training: object, record: dict[str, int]) -> None:
+        if record["round"] == 3:
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(headline.Watch, "round", broken)
+    one = SMALL + '[[run]]\nnames = ["digits/fedavg"]\nseeds = [0]\n'
+    assert next_of(headline, tmp_path, one, "--checkpoint-every", "1", "--collect", str(tmp_path / "out")) == 1
+    assert "digits/fedavg/seed-0 in 1 piece, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds", ["1", "1000"])
+def test_where_nothing_is_left_to_do_nothing_is_packed(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    if seconds == "1000":
+        assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+        assert headline.main(["--record", str(tmp_path / "out"), "--results", str(tmp_path / "results")]) == 0
+        capsys.readouterr()
+    again = ["--seconds", seconds, "--collect", str(tmp_path / "none")]
+    assert next_of(headline, tmp_path, TWO, *again, runs="empty") == 0
+    said = capsys.readouterr().out
+    assert ("digits/fedavg: no time left, as it takes 30 s at least\n" in said) == (seconds == "1")
+    assert said.endswith(" s in all\n") and not (tmp_path / "none").exists()
+
+
+def test_changes_of_a_table_add_up(evidence: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "queue.toml"
+    entry = '[[run]]\nnames = ["digits/sl"]\nseeds = [0]\nset = { batching = { epochs = 2 } }\n'
+    path.write_text("set = { batching = { size = 8 } }\n" + entry)
+    (run,) = evidence.wanted(evidence.read(path), {"batching": {"drop_last": False}}, "there")
+    assert (run.batching.size, run.batching.epochs, run.batching.drop_last) == (8, 2, False)
 
 
 def test_wanted_runs_are_checked_as_those_of_a_file(evidence: ModuleType, tmp_path: Path) -> None:

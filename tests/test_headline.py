@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 
 from cutlayer import config, recipes
+from cutlayer.errors import ConfigError
 from cutlayer.folder import Folder
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +151,9 @@ def test_the_advice_is_in_the_words_of_this_script(
 ) -> None:
     (tmp_path / "file").touch()
     assert headline.main(["--runs", str(tmp_path / "file"), f"{RUN}:1"]) == 2
-    assert "Make room there or choose another --runs, then start again." in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: {tmp_path / 'file'} is no folder; choose another --runs\n"
+    assert headline.complain(ConfigError("go on with --resume, or choose another --out"), "it: ") == 2
+    assert capsys.readouterr().err == "error: it: give the same command again, or choose another --runs\n"
 
 
 @pytest.mark.parametrize(
