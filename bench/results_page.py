@@ -17,13 +17,15 @@ from headline import Parser, complain, count
 from results_tables import (
     differences,
     findings,
+    lengths,
     of_paper,
-    original_rounds,
+    other_weights,
     paper_target,
     races,
     span,
     surroundings,
     tables,
+    word,
 )
 
 from cutlayer import figures, recipes, report
@@ -91,11 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def written(results: Path, path: Path, queue: Path) -> None:
     """Write the page and its curves, and say so."""
-    found = panels(results)
+    runs = listed(queue)
+    found = panels(results, runs)
     pictures = [path.parent / picture(panel) for panel in found]
     with writing("the page", path.parent, "choose another --page"):
         pictures[0].parent.mkdir(parents=True, exist_ok=True)
-    write(path, page(found, listed(queue)), "choose another --page")
+    write(path, page(found, runs), "choose another --page")
     for panel, file in zip(found, pictures, strict=True):
         # A target of ours would be a share of a best round.
         target = paper_target(panel) / 100 if races(panel) else None
@@ -108,10 +111,14 @@ def listed(queue: Path) -> tuple[Run, ...]:
     return tuple(evidence.wanted(evidence.read(queue), {}, str(queue)))
 
 
-def panels(results: Path) -> tuple[Panel, ...]:
-    """The panels of all runs, in the order of the recipes; runs that no recipe has are left out, and told of."""
+def panels(results: Path, listed: Sequence[Run] = ()) -> tuple[Panel, ...]:
+    """The panels of all runs and of the listed ones that they serve, in the order of the recipes.
+
+    Runs that no recipe has are left out, which is told.
+    """
     names = {folder: folder.run().name for folder in report.find([results])}
-    experiments = [experiment for experiment in recipes.RECIPES if any(_first(n) == experiment for n in names.values())]
+    asked = {_first(name) for name in (*names.values(), *(run.name for run in listed))}
+    experiments = [experiment for experiment in recipes.RECIPES if experiment in asked]
     originals = {run.name: run for experiment in experiments for run in recipes.runs(experiment)}
     kept = {folder: originals[name] for folder, name in names.items() if name in originals}
     strangers = sorted(set(names.values()) - set(originals))
@@ -124,18 +131,17 @@ def panels(results: Path) -> tuple[Panel, ...]:
 
 
 def marked(panel: Panel) -> Panel:
-    """The panel with a mark at runs of other initial weights than the recipe's."""
-    groups = tuple(
-        replace(group, label=f"{group.label} (init {group.run.model.options['init']})")
-        if _other_weights(panel.departures_of(group))
-        else group
-        for group in panel.groups
-    )
+    """The panel with runs called by the last word of their names, and a mark at those of other initial weights."""
+    labels = [
+        word(g) + (f" (init {g.run.model.options['init']})" if other_weights(panel, g) else "") for g in panel.groups
+    ]
+    twice = {label for label in labels if labels.count(label) > 1}
+    told = [
+        f"{label}, {g.run.engine}, {g.run.precision}" if label in twice else label
+        for label, g in zip(labels, panel.groups, strict=True)
+    ]
+    groups = tuple(replace(group, label=label) for group, label in zip(panel.groups, told, strict=True))
     return replace(panel, groups=groups, reference=groups[panel.groups.index(panel.reference)])
-
-
-def _other_weights(departures: Sequence[str]) -> bool:
-    return any(departure.startswith("model.init ") for departure in departures)
 
 
 def _first(name: str) -> str:
@@ -165,23 +171,18 @@ def page(found: Sequence[Panel], listed: Sequence[Run] = ()) -> str:
 
 def state(found: Sequence[Panel], listed: Sequence[Run]) -> str:
     """What there is of every table."""
-    rows = ["| table | runs | seeds of each | rounds |", "| --- | --- | --- | --- |"]
+    rows = ["| table | runs | seeds of each | rounds or samples |", "| --- | --- | --- | --- |"]
     for panel in found:
         runs = () if panel.recipe is None else panel.recipe.runs
         of = [run for run in runs if run.name.rpartition("/")[0] == panel.name]
-        rounds = f"{span(tuple(n for g in panel.groups for n in g.rounds))} of "
-        rounds += span(tuple(original_rounds(panel, group) for group in panel.groups))
-        seeds = span(tuple(len(group.trials) for group in panel.groups))
-        rows.append(f"| {panel.name} | {len(panel.groups)} of {len(of)}{_old(panel)} | {seeds} | {rounds} |")
+        old = sum(other_weights(panel, group) for group in panel.groups)
+        told = f"{len(panel.groups)} of {len(of)}" + (f", {old} with old initial weights" if old else "")
+        seeds = span([len(group.trials) for group in panel.groups])
+        rows.append(f"| {panel.name} | {told} | {seeds} | {lengths(panel, panel.groups)} |")
     begun = {panel.name for panel in found}
     later = dict.fromkeys(name for run in listed if (name := run.name.rpartition("/")[0]) not in begun)
     rows += [f"| {name} | none yet | – | – |" for name in later]
     return "\n".join(["## State", "", *rows, ""])
-
-
-def _old(panel: Panel) -> str:
-    old = sum(_other_weights(panel.departures_of(group)) for group in panel.groups)
-    return f", {old} with old initial weights" if old else ""
 
 
 def section(panel: Panel) -> str:

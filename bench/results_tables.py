@@ -4,31 +4,52 @@ No sentence and no number of this file compares runs by one seed or by a best ro
 """
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from curves import SMOOTHED, Level, Window, arrival, last_gain, level, mean_curve, smoothed, windows
-from headline import NONE, OPTIONS, brief, count, flat, pace, remarks, sessions
+from curves import (
+    FEWEST_SEEDS,
+    SMOOTHED,
+    Axis,
+    Curve,
+    Level,
+    Window,
+    arrival,
+    common_windows,
+    last_gain,
+    length,
+    level,
+    mean_curve,
+    pairs,
+    smoothed,
+    speed_up,
+)
+from evidence import finished
+from headline import NONE, OPTIONS, brief, count, flat, pace, remarks
+from packing import SESSIONS
 
 from cutlayer import recipes
 from cutlayer.config import Run, literal
-from cutlayer.folder import Folder
+from cutlayer.folder import Folder, read_lines
 from cutlayer.recipes.recipe import TARGET_SHARE
 from cutlayer.report import Panel
+from cutlayer.training import Record
 from cutlayer.trials import Group
 
 HOUR = 3600.0
 GIB = 2.0**30
 SETUP = ("model", "clients", "per_round", "partition", "cut", "augment", "batching", "optimiser", "server_optimiser")
 PAPER_SEEDS = 3
+LENGTH = ("rounds ", "until_samples ")  # how departures begin that change no round
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
 WHY = {  # by the key that departs from a paper's
     "rounds": "the time on the machine; schedules are those of the whole run, so that ours is the beginning of the "
     "paper's",
     "precision": "speed; the paper names none, and fp32 is the recipe's",
-    "model.init": "recorded before the recipe had these initial weights; to be replaced, and compared with no run of "
-    "the others",
+    "model.init": "older records have He's initial weights; they are compared with no run of the others, and will be "
+    "replaced",
 }
 
 
@@ -53,13 +74,15 @@ def _table(panel: Panel, columns: list[Column]) -> str:
 
 
 def _accuracies(panel: Panel) -> Iterator[Column]:
+    first = base(panel).label
     yield Column("seeds", lambda g: ", ".join(str(trial.run.seed) for trial in g.trials))
-    yield Column("rounds", lambda g: f"{span(g.rounds)} of {original_rounds(panel, g)}")
+    yield Column(axis(panel), lambda g: lengths(panel, [g]))
     for window in _windows(panel):
-        yield Column(f"rounds {window}", lambda g, window=window: _level(level(g, window), len(g.trials)))
-    yield Column("points above FedAvg", lambda g: _gained(panel, g))
+        yield Column(str(window), lambda g, window=window: _level(level(g, window), len(g.trials)))
+    yield Column(f"points above {first}", lambda g: _gained(panel, g))
     yield Column("paper's best % (± over seeds)", lambda g: _printed(panel, g))
-    yield Column("paper's points above FedAvg", lambda g: _signed(_paper_gain(panel, g)))
+    if word(base(panel)) == "fedavg":
+        yield Column(f"paper's points above {first}", lambda g: _signed(_paper_gain(panel, g, base(panel))))
 
 
 def _costs(panel: Panel) -> Iterator[Column]:
@@ -71,21 +94,53 @@ def _costs(panel: Panel) -> Iterator[Column]:
 def _race(panel: Panel) -> Iterator[Column]:
     target = paper_target(panel)
     goal = f"{target:.2f} %"
-    yield Column(f"R to {goal}, mean curve", lambda g: _rounds(arrival(mean_curve(g), target), g))
-    yield Column(f"mean of {SMOOTHED} rounds", lambda g: _rounds(arrival(smoothed(mean_curve(g)), target), g))
+    yield Column(f"R to {goal}, mean curve", lambda g: _rounds(g, mean_curve(g.trials), target))
+    yield Column(f"mean of {SMOOTHED} rounds", lambda g: _rounds(g, smoothed(mean_curve(g.trials)), target))
     yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
     yield Column("speed-up", lambda g: _factor(_speed_up(panel, g, target)))
     yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
     if panel.timed:
-        yield Column(f"simulated h to {goal}, mean curve", lambda g: _hours(g, arrival(mean_curve(g), target)))
+        yield Column(f"simulated h to {goal}, mean curve", lambda g: _hours(g, target))
         yield Column("paper's h, on its devices", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
-        ours, paper = ({g.label: f(panel, g) for g in panel.groups} for f in (_hours_a_round, _paper_hours_a_round))
-        yield Column("h a round ÷ smofi's", lambda g: _factor(_ratio(ours, g)))
-        yield Column("paper's ÷", lambda g: _factor(_ratio(paper, g)))
+        yield Column("h a round ÷ smofi's", lambda g: _factor(_ratio(panel, g, _hours_a_round)))
+        yield Column("paper's ÷", lambda g: _factor(_ratio(panel, g, _paper_hours_a_round)))
+
+
+def axis(panel: Panel) -> Axis:
+    """What runs of the panel are measured by."""
+    return "samples" if panel.axis == "samples" else "rounds"
 
 
 def _windows(panel: Panel) -> list[Window]:
-    return windows(max(number for group in panel.groups for number in group.rounds))
+    return common_windows(panel.groups, axis(panel))
+
+
+def lengths(panel: Panel, groups: Sequence[Group]) -> str:
+    """How far runs have come, and of how many rounds."""
+    done = span([length(trial, axis(panel)) for group in groups for trial in group.trials])
+    return done if axis(panel) == "samples" else f"{done} of {span([_original(panel, g).rounds for g in groups])}"
+
+
+def _original(panel: Panel, group: Group) -> Run:
+    """The run of the recipe."""
+    runs = () if panel.recipe is None else panel.recipe.runs
+    return next((run for run in runs if run.name == group.run.name), group.run)
+
+
+def base(panel: Panel) -> Group:
+    """What runs are compared with: FedAvg with the recipe's initial weights, or else the first run."""
+    fedavg = [group for group in panel.groups if word(group) == "fedavg"]
+    return next((g for g in fedavg if not other_weights(panel, g)), fedavg[0] if fedavg else panel.groups[0])
+
+
+def word(group: Group) -> str:
+    """The last word of a run's name."""
+    return group.run.name.rpartition("/")[2]
+
+
+def other_weights(panel: Panel, group: Group) -> bool:
+    """Whether runs began with other initial weights than the recipe's."""
+    return any(departure.startswith("model.init ") for departure in panel.departures_of(group))
 
 
 def surroundings(panel: Panel) -> str:
@@ -145,22 +200,24 @@ def _borrowed(panel: Panel) -> str:
 
 def findings(panel: Panel) -> Iterator[str]:
     """What the tables show, in words: only what two seeds or more say, by means over a window of rounds."""
-    found = [*_gains(panel), *_between_cuts(panel)]
-    yield from found
-    if not found:
+    yield from _gains(panel)
+    yield from _between_cuts(panel)
+    if all(len(pairs(*two)) < FEWEST_SEEDS for two in combinations(panel.groups, 2)):
         yield "No two runs have two seeds in common yet: the numbers show how each run went, and nothing is concluded."
 
 
 def _gains(panel: Panel) -> Iterator[str]:
-    """How far runs are from the panel's FedAvg."""
+    """How far runs are from the one that they are compared with."""
     for group in panel.groups:
-        found = _gain(panel, group)
-        if found is not None:
-            window, points = found
-            theirs = _paper_gain(panel, group)
-            paper = "" if theirs is None else f"; in the paper, by best rounds, {_signed(theirs)}"
-            base = panel.reference.label
-            yield f"{group.label} above {base} in rounds {window}: {_points(points)}{paper}."
+        found = _gain(panel, group, base(panel))
+        if found is not None and "-cut" not in word(base(panel)):  # cuts are compared among themselves
+            yield _said(f"{group.label} above {base(panel).label}", *found, _paper_gain(panel, group, base(panel)))
+
+
+def _said(what: str, window: Window, points: Level, theirs: float | None) -> str:
+    ours = f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f} points over {points.seeds} seeds"
+    paper = "" if theirs is None else f"; in the paper, by best rounds, {_signed(theirs)}"
+    return f"{what} in {window}: {ours}{paper}."
 
 
 def _between_cuts(panel: Panel) -> Iterator[str]:
@@ -171,16 +228,11 @@ def _between_cuts(panel: Panel) -> Iterator[str]:
         if dash:
             cuts.setdefault(method, []).append(group)
     for method, (first, *others) in cuts.items():
-        alike = bool(others) and comparable(panel, first, others[-1])
-        found = last_gain(others[-1], first, _windows(panel)) if alike else None
+        last = others[-1] if others else first
+        found = _gain(panel, last, first)
         if found is not None:
-            window, points = found
-            start, end = (group.label.rpartition("-")[2] for group in (first, others[-1]))
-            ours, theirs = (_published(panel, group) for group in (others[-1], first))
-            paper = (
-                "" if ours is None or theirs is None else f"; in the paper, by best rounds, {_signed(ours - theirs)}"
-            )
-            yield f"{method} from {start} to {end} in rounds {window}: {_points(points)}{paper}."
+            start, end = (group.label.rpartition("-")[2] for group in (first, last))
+            yield _said(f"{method} from {start} to {end}", *found, _paper_gain(panel, last, first))
 
 
 def differences(panel: Panel) -> Iterator[str]:
@@ -207,13 +259,22 @@ def _titled(group: Group, seed: int) -> str:
 
 def _history(folder: Folder) -> Iterator[str]:
     """What became of a run: an early end, remarks, and where it was split."""
-    done, asked = len(folder.history()), folder.run().rounds
-    if done < asked:
-        yield f"had {done} of {asked} rounds when it was stopped."
+    run, done = folder.run(), len(folder.history())
+    if not finished(folder, run):
+        yield f"had {done} of {run.rounds} rounds when it was stopped."
     yield from (f"has a remark: {remark}" for remark in remarks(folder))
-    resumed = sorted(number for number in sessions(folder) if 1 < number <= done)
+    lines = read_lines(folder.path / SESSIONS)
+    resumed = [
+        f"{now['round']}{_elsewhere(before, now)}" for before, now in pairwise(lines) if 1 < now["round"] <= done
+    ]
     if resumed:
-        yield f"was stopped and resumed before round {', '.join(map(str, resumed))}."
+        yield f"was stopped and resumed before round {', '.join(resumed)}."
+
+
+def _elsewhere(before: Record, now: Record) -> str:
+    """The machine of a session, where it is another one than that of the session before."""
+    then, here = ((line.get("gpu") or line.get("machine"), line.get("torch")) for line in (before, now))
+    return "" if then == here else f" (on {here[0]}, torch {here[1]})"
 
 
 def _departures(panel: Panel) -> Iterator[str]:
@@ -222,7 +283,7 @@ def _departures(panel: Panel) -> Iterator[str]:
         return
     fewest = min(len(group.trials) for group in panel.groups)
     if fewest < PAPER_SEEDS:
-        yield f"{span(tuple(len(group.trials) for group in panel.groups))} of {PAPER_SEEDS} seeds."
+        yield f"{span([len(group.trials) for group in panel.groups])} of {PAPER_SEEDS} seeds."
     for departure in panel.departures:
         owners = [group.label for group in panel.groups if departure in panel.departures_of(group)]
         who = "" if len(owners) == len(panel.groups) else f" ({', '.join(f'`{label}`' for label in owners)})"
@@ -243,7 +304,7 @@ def races(panel: Panel) -> bool:
 def comparable(panel: Panel, one: Group, other: Group) -> bool:
     """Whether two runs depart from their recipe in the same way, but for their length."""
     ours, theirs = (
-        {line for line in panel.departures_of(group) if not line.startswith("rounds ")} for group in (one, other)
+        {line for line in panel.departures_of(group) if not line.startswith(LENGTH)} for group in (one, other)
     )
     return ours == theirs
 
@@ -255,38 +316,27 @@ def paper_target(panel: Panel) -> float:
     return TARGET_SHARE * published.accuracy
 
 
-def original_rounds(panel: Panel, group: Group) -> int:
-    """How many rounds the recipe has for these runs."""
-    runs = () if panel.recipe is None else panel.recipe.runs
-    return next((run.rounds for run in runs if run.name == group.run.name), group.run.rounds)
-
-
-def _gain(panel: Panel, group: Group) -> tuple[Window, Level] | None:
-    """Points above the panel's FedAvg in the last window in which two seeds have both."""
-    base = panel.reference
-    if base.run.name.rpartition("/")[2] != "fedavg" or group is base or not comparable(panel, group, base):
+def _gain(panel: Panel, group: Group, other: Group) -> tuple[Window, Level] | None:
+    """Points above another run, in the last window in which two seeds have both."""
+    if group is other or not comparable(panel, group, other):
         return None
-    return last_gain(group, base, _windows(panel))
+    return last_gain(group, other, _windows(panel))
 
 
 def _gained(panel: Panel, group: Group) -> str:
-    found = _gain(panel, group)
-    return (
-        NONE if found is None else f"{_signed(found[1].over_seeds.mean)} ± {found[1].over_seeds.std:.2f} ({found[0]})"
-    )
-
-
-def _points(points: Level) -> str:
-    return f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f} points over {points.seeds} seeds"
+    found = _gain(panel, group, base(panel))
+    if found is None:
+        return NONE
+    window, points = found
+    return f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f} ({window})"
 
 
 def _speed_up(panel: Panel, group: Group, target: float) -> float | None:
-    """By mean curves of two seeds at least."""
-    base = panel.reference_of(group)
-    if base is None or not comparable(panel, group, base) or min(len(base.trials), len(group.trials)) < 2:
-        return None
-    ours, theirs = (arrival(mean_curve(g), target) for g in (group, base))
-    return None if ours is None or theirs is None else theirs / ours
+    """Over the run that the paper measures this one against."""
+    against = None if panel.recipe is None else panel.recipe.against.get(group.run.name)
+    named = [g for g in panel.groups if g.run.name == against] if against else [base(panel)]
+    other = next((g for g in named if comparable(panel, group, g)), None)
+    return None if other is None else speed_up(group, other, target)
 
 
 def _published(panel: Panel, group: Group) -> float | None:
@@ -294,11 +344,9 @@ def _published(panel: Panel, group: Group) -> float | None:
     return None if published is None else published.accuracy
 
 
-def _paper_gain(panel: Panel, group: Group) -> float | None:
-    if panel.reference.run.name.rpartition("/")[2] != "fedavg" or group is panel.reference:
-        return None
-    one, other = _published(panel, group), _published(panel, panel.reference)
-    return None if one is None or other is None else one - other
+def _paper_gain(panel: Panel, group: Group, other: Group) -> float | None:
+    ours, theirs = _published(panel, group), _published(panel, other)
+    return None if group is other or ours is None or theirs is None else ours - theirs
 
 
 def _pace(group: Group) -> float | None:
@@ -321,9 +369,10 @@ def _paper_hours_a_round(panel: Panel, group: Group) -> float | None:
     return float(published.hours.lstrip(">")) / float(published.rounds.lstrip(">"))
 
 
-def _ratio(hours: dict[str, float | None], group: Group) -> float | None:
-    one, base = hours[group.label], hours.get(SMOFI)
-    return None if one is None or base is None else one / base
+def _ratio(panel: Panel, group: Group, hours: Callable[[Panel, Group], float | None]) -> float | None:
+    smofi = next((g for g in panel.groups if word(g) == SMOFI), None)
+    one, first = hours(panel, group), None if smofi is None else hours(panel, smofi)
+    return None if one is None or first is None else one / first
 
 
 def _printed(panel: Panel, group: Group) -> str:
@@ -343,16 +392,23 @@ def _level(found: Level | None, seeds: int) -> str:
     )
 
 
-def _rounds(number: int | None, group: Group) -> str:
-    return f">{min(group.rounds)}" if number is None else str(number)
+def _rounds(group: Group, points: Curve, target: float) -> str:
+    """The first round that reaches the target; whether one seed alone has come so far."""
+    number = arrival(points, target)
+    if number is None:
+        return f">{max(group.rounds)}"
+    seeds = sum(len(trial.history) >= number for trial in group.trials)
+    return f"{number}" if seeds >= FEWEST_SEEDS else f"{number} (1 seed)"
 
 
-def _hours(group: Group, number: int | None) -> str:
-    """Simulated hours until a round, the mean over seeds."""
+def _hours(group: Group, target: float) -> str:
+    """Simulated hours until the mean curve reaches the target, the mean over the seeds that have come so far."""
     if group.simulated is None:
         return NONE
-    until = min(group.rounds) if number is None else number
-    return f"{'>' if number is None else ''}{fmean(trial.clock[until] for trial in group.trials) / HOUR:.2f}"
+    number = arrival(mean_curve(group.trials), target)
+    until = max(group.rounds) if number is None else number
+    hours = fmean(trial.clock[until] for trial in group.trials if until in trial.clock) / HOUR
+    return f"{'>' if number is None else ''}{hours:.2f}"
 
 
 def _signed(points: float | None) -> str:
@@ -363,5 +419,5 @@ def _factor(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}×"
 
 
-def span(values: tuple[int, ...]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}–{max(values)}"
+def span(values: Sequence[int]) -> str:
+    return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,}–{max(values):,}"

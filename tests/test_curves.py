@@ -39,11 +39,28 @@ def group(*accuracies: list[float | None]) -> Group:
         (8, ["1–2", "3–4", "5–6", "7–8"]),
         (101, ["1–20", "21–40", "41–60", "61–80", "81–100"]),
         (300, ["1–50", "51–100", "101–150", "151–200", "201–250", "251–300"]),
-        (1000, ["1–200", "201–400", "401–600", "601–800", "801–1000"]),
+        (1000, ["1–200", "201–400", "401–600", "601–800", "801–1,000"]),
     ],
 )
 def test_windows_are_equal_round_and_few(curves: ModuleType, rounds: int, shown: list[str]) -> None:
-    assert [str(window) for window in curves.windows(rounds)] == shown
+    assert [str(window) for window in curves.windows(rounds)] == [f"rounds {each}" for each in shown]
+
+
+def test_windows_of_samples(curves: ModuleType) -> None:
+    *_, last = curves.windows(160_000, "samples")
+    assert str(last) == "samples 120,001–150,000"
+    long = trial([0.1, 0.5, 0.7])  # a sample a round
+    assert curves.inside(long, curves.Window(2, 3, "samples")) == pytest.approx([50.0, 70.0])
+    assert curves.inside(long, curves.Window(3, 4, "samples")) == []
+
+
+def test_windows_are_of_what_two_seeds_have(curves: ModuleType) -> None:
+    def last(*groups: Group) -> str:
+        return str(curves.common_windows(groups)[-1])
+
+    assert last(group([0.5] * 60, [0.5] * 30, [0.5] * 30)) == "rounds 26–30"
+    assert last(group([0.5] * 60)) == "rounds 51–60"
+    assert last(group([0.5] * 60, [0.5] * 12), group([0.5] * 20)) == "rounds 16–20"
 
 
 def test_a_level_is_a_mean_over_rounds_and_seeds_with_both_scatters(curves: ModuleType) -> None:
@@ -71,8 +88,19 @@ def test_a_gain_is_of_the_seeds_that_both_have_and_of_two_at_least(curves: Modul
     assert curves.gain(ours, group([0.4, 0.6]), window) is None
 
 
-def test_a_mean_curve_has_the_rounds_that_all_seeds_measured(curves: ModuleType) -> None:
-    assert curves.mean_curve(group([0.1, 0.3, 0.5], [0.3, None, 0.7, 0.9])) == pytest.approx({1: 20.0, 3: 60.0})
+def test_a_mean_curve_is_over_the_seeds_that_measured_a_round(curves: ModuleType) -> None:
+    trials = group([0.1, 0.3, 0.5], [0.3, None, 0.7, 0.9]).trials
+    assert curves.mean_curve(trials) == pytest.approx({1: 20.0, 2: 30.0, 3: 60.0, 4: 90.0})
+    assert curves.mean_curve(trials, least=2) == pytest.approx({1: 20.0, 3: 60.0})
+
+
+def test_a_speed_up_is_of_the_seeds_that_both_have(curves: ModuleType) -> None:
+    slow, fast = [0.1, 0.2, 0.3, 0.6], [0.1, 0.6]
+    assert curves.speed_up(group(fast, fast), group(slow, slow), 50.0) == 2.0
+    assert curves.speed_up(group(fast), group(slow, slow), 50.0) is None
+    other = Group(label="b", trials=tuple(trial(slow, seed) for seed in (2, 3)))
+    assert curves.speed_up(group(fast, fast), other, 50.0) is None
+    assert curves.speed_up(group(fast, fast), group(slow, slow[:3]), 50.0) is None  # one seed alone arrives
 
 
 def test_one_high_round_is_no_arrival_of_the_smoothed_curve(curves: ModuleType) -> None:

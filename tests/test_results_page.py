@@ -79,13 +79,13 @@ def test_ours_stand_beside_the_published_numbers(results_page: ModuleType, tmp_p
     assert fedavg == {
         "run": "`fedavg`",
         "seeds": "0",
-        "rounds": "4 of 1000",
+        "rounds": "4 of 1,000",
         "rounds 1": "20.00",
         "rounds 2": "40.00",
         "rounds 3": "50.00",
         "rounds 4": "60.00",
         "paper's best % (± over seeds)": "77.16 ± 0.11",
-        "paper's points above FedAvg": "–",
+        "paper's points above fedavg": "–",
         "traffic, GiB a round": "1.00",
         "wall s a round (mean)": "30.50",
         "samples a s (median)": "128",  # 64 in half a second, in rounds 2 and 4
@@ -94,19 +94,21 @@ def test_ours_stand_beside_the_published_numbers(results_page: ModuleType, tmp_p
         "paper's R": "258",
         "paper's speed-up": "1.00×",
     }
-    assert (slowmo["rounds"], slowmo["rounds 3"], slowmo["rounds 4"]) == ("3 of 1000", "50.00", "–")
-    assert (smofi["R to 69.44 %, mean curve"], smofi["paper's points above FedAvg"]) == ("3", "+4.66")  # 81.82 - 77.16
+    assert (slowmo["rounds"], slowmo["rounds 3"], slowmo["rounds 4"]) == ("3 of 1,000", "50.00", "–")
+    assert smofi["R to 69.44 %, mean curve"] == "3 (1 seed)"
+    assert smofi["paper's points above fedavg"] == "+4.66"  # 81.82 - 77.16
 
 
 def test_windows_have_means_over_rounds_and_seeds_with_their_scatter(results_page: ModuleType, tmp_path: Path) -> None:
     left(tmp_path, "smofi_table1/cifar10/fedavg", [0.1] * 20 + [0.4, 0.6] * 10)
-    left(tmp_path, "smofi_table1/cifar10/fedavg", [0.3] * 20 + [0.5, 0.7] * 5, seed=1)
+    left(tmp_path, "smofi_table1/cifar10/fedavg", [0.3] * 20 + [0.5, 0.7] * 10, seed=1)
+    left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2] * 20 + [0.4, 0.6] * 5, seed=2)
     (fedavg,) = rows(results_page.page(results_page.panels(tmp_path)), "smofi_table1/cifar10")
-    assert (fedavg["seeds"], fedavg["rounds"]) == ("0, 1", "30–40 of 1000")
-    # The variance over seeds of 10 and 30 is 200; five rounds of 40 and five of 60 have one of 1000 / 9.
-    assert fedavg["rounds 1–10"] == "20.00 ± 14.14 (0.00)"
-    assert fedavg["rounds 21–30"] == "55.00 ± 7.07 (10.54)"
-    assert fedavg["rounds 31–40"] == "50.00 (10.54), 1 seed"
+    assert (fedavg["seeds"], fedavg["rounds"]) == ("0, 1, 2", "30–40 of 1,000")
+    # The variance over seeds of 10, 30 and 20 is 100; five rounds of 40 and five of 60 have one of 1000 / 9.
+    assert fedavg["rounds 1–10"] == "20.00 ± 10.00 (0.00)"
+    assert fedavg["rounds 21–30"] == "53.33 ± 5.77 (10.54)"  # 50, 60 and 50
+    assert fedavg["rounds 31–40"] == "55.00 ± 7.07 (10.54), 2 seeds"
 
 
 def test_one_seed_concludes_nothing(results_page: ModuleType, tmp_path: Path) -> None:
@@ -119,9 +121,10 @@ def test_one_seed_concludes_nothing(results_page: ModuleType, tmp_path: Path) ->
         text = section(page, panel)
         assert "- No two runs have two seeds in common yet: the numbers show how each run went, and nothing is" in text
         assert " above fedavg" not in text and " from cut1" not in text and "| speed-up |" not in text
-    assert "best" not in page.replace("paper's best %", "").replace("are best rounds of the test", "").replace(
-        "read off\na best round", ""
-    ).replace("and is best at the first cut", "")  # what papers print and say
+    printed = ("paper's best %", "are best rounds of the test", "read off\na best round", "is best at the first cut")
+    for words in printed:  # what papers print and say
+        page = page.replace(words, "")
+    assert "best" not in page
 
 
 def test_two_seeds_say_by_how_much_runs_differ(results_page: ModuleType, tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_two_seeds_say_by_how_much_runs_differ(results_page: ModuleType, tmp_pat
         left(tmp_path, "smofi_table1/cifar10/smofi", [0.3, 0.7, 0.7 + gain], seed=seed)
     page = results_page.page(results_page.panels(tmp_path))
     _, smofi = rows(page, "smofi_table1/cifar10")
-    assert smofi["points above FedAvg"] == "+15.00 ± 7.07 (3)"  # in round 3, the last that both have
+    assert smofi["points above fedavg"] == "+15.00 ± 7.07 (rounds 3)"  # in round 3, the last that both have
     assert (smofi["R to 69.44 %, mean curve"], smofi["speed-up"]) == ("2", "1.50×")  # 3 / 2
     assert (
         "- smofi above fedavg in rounds 3: +15.00 ± 7.07 points over 2 seeds; in the paper, by best rounds, +4.66.\n"
@@ -150,19 +153,73 @@ def test_runs_of_old_initial_weights_are_marked_and_compared_with_no_others(
     page = results_page.page(results_page.panels(tmp_path))
     fedavg, fedavgm, smofi = rows(page, "smofi_table1/cifar10")
     assert [row["run"] for row in (fedavg, smofi)] == ["`fedavg`", "`smofi (init he)`"]
-    assert (smofi["points above FedAvg"], smofi["speed-up"]) == ("–", "–")
-    assert (fedavgm["points above FedAvg"], fedavgm["speed-up"]) == ("+20.00 ± 0.00 (2)", "1.00×")
+    assert (smofi["points above fedavg"], smofi["speed-up"]) == ("–", "–")
+    assert (fedavgm["points above fedavg"], fedavgm["speed-up"]) == ("+20.00 ± 0.00 (rounds 2)", "1.00×")
     text = section(page, "smofi_table1/cifar10")
-    assert "- model.init he instead of torch (`smofi (init he)`): recorded before the recipe had these" in text
-    assert "| smofi_table1/cifar10 | 3 of 15, 1 with old initial weights | 2 | 2 of 1000 |\n" in page
+    assert "- model.init he instead of torch (`smofi (init he)`): older records have He's initial weights; " in text
+    assert "| smofi_table1/cifar10 | 3 of 15, 1 with old initial weights | 2 | 2 of 1,000 |\n" in page
     assert "--set 'model.init=\"he\"'" in text
+
+
+def test_a_seed_that_has_just_begun_hides_nothing(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "smofi_table2/cifar10/smofi", [0.2, 0.3, 0.7, 0.8], hours=0.5)
+    left(tmp_path, "smofi_table2/cifar10/smofi", [0.2], hours=1.5, seed=1)
+    (smofi,) = rows(results_page.page(results_page.panels(tmp_path)), "smofi_table2/cifar10")
+    assert smofi["R to 69.44 %, mean curve"] == "3 (1 seed)"
+    assert smofi["simulated h to 69.44 %, mean curve"] == "1.50"
+
+
+def test_runs_of_one_name_that_differ_have_labels_of_their_own(results_page: ModuleType, tmp_path: Path) -> None:
+    for seed, init in ((0, "he"), (1, "torch"), (2, "torch")):
+        model = Choice("resnet18", {"init": init})
+        left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2, 0.9 if init == "he" else 0.7], seed=seed, model=model)
+        left(tmp_path, "smofi_table1/cifar10/smofi", [0.2, 0.8], seed=seed)
+    page = results_page.page(results_page.panels(tmp_path))
+    assert str(tmp_path) not in page
+    shown = {row["run"]: row["points above fedavg"] for row in rows(page, "smofi_table1/cifar10")}
+    assert shown == {"`fedavg (init he)`": "–", "`fedavg`": "–", "`smofi`": "+10.00 ± 0.00 (rounds 2)"}
+
+
+def test_runs_that_end_by_samples_are_told_by_samples(results_page: ModuleType, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for name, accuracies in (("sfl_v1", [0.2, 0.4, 0.6]), ("hosfl", [0.3, 0.5 + seed / 10])):
+            ends = 64 * len(accuracies)
+            left(tmp_path, f"hosfl_cifar10/cifar10-iid/{name}", accuracies, seed=seed, rounds=500, until_samples=ends)
+    page = results_page.page(results_page.panels(tmp_path))
+    text = section(page, "hosfl_cifar10/cifar10-iid")
+    assert "when it was stopped" not in text
+    first, last = rows(page, "hosfl_cifar10/cifar10-iid")
+    assert (first["samples"], last["samples"], last["samples 51–100"], last["samples 101–150"]) == (
+        "192",
+        "128",
+        "30.00 ± 0.00",
+        "–",
+    )
+    assert "- hosfl above sfl_v1 in samples 51–100: +10.00 ± 0.00 points over 2 seeds.\n" in text  # 30 and 20
+    assert "| hosfl_cifar10/cifar10-iid | 2 of 5 | 2 | 128–192 |\n" in page
+
+
+def test_runs_that_only_serve_a_listed_table_make_it(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "smofi_table2/cifar10/smofi", [0.2, 0.7], hours=0.5)
+    names = [panel.name for panel in results_page.panels(tmp_path, recipes.runs("smofi_table1"))]
+    assert names == ["smofi_table1/cifar10", "smofi_table2/cifar10"]
+    assert [panel.name for panel in results_page.panels(tmp_path)] == names[1:]
+
+
+def test_a_session_on_another_machine_is_told(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "digits/fedavg", [0.2, 0.6, 0.7])
+    lines = [{"round": 1, "gpu": "A GPU", "torch": "2.9"}, {"round": 3, "gpu": "Another", "torch": "2.9"}]
+    sessions = tmp_path / "digits" / "fedavg" / "seed-0" / "sessions.jsonl"
+    sessions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = results_page.page(results_page.panels(tmp_path))
+    assert "- `fedavg` was stopped and resumed before round 3 (on Another, torch 2.9).\n" in page
 
 
 def test_the_state_of_tables_that_are_still_to_be_trained(results_page: ModuleType, tmp_path: Path) -> None:
     left(tmp_path, "smofi_table1/cifar10/fedavg", [0.2, 0.7])
     page = results_page.page(results_page.panels(tmp_path), recipes.runs("cut_table4_as_run"))
     assert (
-        "| smofi_table1/cifar10 | 1 of 15 | 1 | 2 of 1000 |\n| cut_table4_as_run/ham10000 | none yet | – | – |\n"
+        "| smofi_table1/cifar10 | 1 of 15 | 1 | 2 of 1,000 |\n| cut_table4_as_run/ham10000 | none yet | – | – |\n"
         in page
     )
 
@@ -219,9 +276,9 @@ def test_a_longer_run_serves_a_table_of_fewer_rounds(results_page: ModuleType, t
 
 
 def test_cuts_are_set_against_each_other(results_page: ModuleType, tmp_path: Path) -> None:
+    left(tmp_path, "cut_table3_as_run/cifar10/sfl_v2-cut2", [0.2, 0.6])
     for seed in (0, 1):
         left(tmp_path, "cut_table3_as_run/cifar10/sfl_v2-cut1", [0.2, 0.9], seed=seed)
-        left(tmp_path, "cut_table3_as_run/cifar10/sfl_v2-cut2", [0.2, 0.6]) if not seed else None
         left(tmp_path, "cut_table3_as_run/cifar10/sfl_v2-cut3", [0.2, 0.7 + seed / 10], seed=seed)
     page = results_page.page(results_page.panels(tmp_path))
     first, _, last = rows(page, "cut_table3_as_run/cifar10")
@@ -231,6 +288,7 @@ def test_cuts_are_set_against_each_other(results_page: ModuleType, tmp_path: Pat
         "rounds": "2 of 100",
         "rounds 1": "20.00 ± 0.00",
         "rounds 2": "90.00 ± 0.00",
+        "points above sfl_v2-cut1": "–",
         "paper's best % (± over seeds)": "92.30 ± 0.15",
         "traffic, GiB a round": "1.00",
         "wall s a round (mean)": "30.50",
