@@ -281,6 +281,26 @@ def test_a_checkpoint_from_before_init_goes_on_with_he_and_refuses_torch(folder:
     assert unbroken(torchs, tmp_path / "torch").metrics.read_bytes() != folder.metrics.read_bytes()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_second_process_in_the_same_folder_is_refused(resumed: bool, folder: Folder, tmp_path: Path) -> None:
+    if resumed:
+        stopped(SMALL, folder)
+    refusals: list[str] = []
+
+    def intrude(*_: Any) -> None:
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(CheckpointError) as error:
+                execute(SMALL, folder, **options)
+            refusals.append(str(error.value))
+
+    execute(SMALL, folder, resume=resumed, on_round=intrude)
+    assert set(refusals) == {
+        f"{folder.path} is in use: another process trains this run; wait until it ends, or choose another --out"
+    }
+    assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()
+    execute(SMALL, folder, resume=True)  # free again
+
+
 def test_a_run_may_be_given_more_rounds_but_not_fewer_than_it_has_done(folder: Folder, tmp_path: Path) -> None:
     execute(replace(SMALL, rounds=3), folder)
     with pytest.raises(CheckpointError) as error:

@@ -13,9 +13,10 @@ A file is replaced by a rename, so it is always whole; only the last line of a .
 """
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,13 @@ from cutlayer.checkpoint import Store
 from cutlayer.config import Run
 from cutlayer.errors import CheckpointError
 from cutlayer.training import Record
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("cutlayer")
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,21 @@ class Folder:
                 f"{self.path} already holds a run ({len(self.history())} rounds done); "
                 "go on with --resume, start over with --overwrite, or choose another --out"
             )
+
+    @contextmanager
+    def guarded(self) -> Iterator[Callable[[], None]]:
+        """Give what keeps other processes out from its first call until the end: two at once would mix their rounds."""
+        handles: list[int] = []
+
+        def hold() -> None:
+            if not handles:
+                handles.append(_locked(self.path))
+
+        try:
+            yield hold
+        finally:
+            for handle in handles:
+                os.close(handle)  # the lock goes with it, as it does when a process dies
 
     def run(self) -> Run:
         """The run that this folder holds."""
@@ -168,6 +191,22 @@ def read_lines(path: Path) -> list[Record]:
                 f"line {number} of {path} is damaged; put the file back, or start over with --overwrite"
             ) from None
     return records
+
+
+def _locked(path: Path) -> int:
+    """A handle of the folder with a lock on it, where there are locks."""
+    handle = os.open(path if fcntl else os.devnull, os.O_RDONLY)
+    try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise CheckpointError(
+            f"{path} is in use: another process trains this run; wait until it ends, or choose another --out"
+        ) from None
+    except OSError as error:  # not every file system has locks
+        log.debug("%s cannot be locked: %s", path, error)
+    return handle
 
 
 def _line(record: Record) -> str:

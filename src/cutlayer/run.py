@@ -65,15 +65,20 @@ def _execute(
     on_start: Callable[[Training], None] | None,
     on_round: Callable[[Training, Record], None] | None,
 ) -> Training:
-    training = _resumed(run, folder, make) if resume and folder.holds_run() else _started(run, folder, make)
-    if on_start is not None:
-        on_start(training)
-    if _ended(training, run):
-        done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
-        log.info("%s: %s done already", folder.path, done)
-    else:
-        _go_through(training, run, folder, on_round)
-    _finish(training, folder)
+    with folder.guarded() as hold:
+        if resume and folder.holds_run():
+            hold()
+            training = _resumed(run, folder, make, hold)
+        else:
+            training = _started(run, folder, make, hold)
+        if on_start is not None:
+            on_start(training)
+        if _ended(training, run):
+            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
+            log.info("%s: %s done already", folder.path, done)
+        else:
+            _go_through(training, run, folder, on_round)
+        _finish(training, folder)
     return training
 
 
@@ -163,22 +168,23 @@ def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Fo
         partial.rename(folder.pretrained)
 
 
-def _started(run: Run, folder: Folder, make: Make, engine: str | None = None) -> Training:
+def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], engine: str | None = None) -> Training:
     training = make(run, engine)  # before anything is touched: a mistake in the run leaves no trace
     with writing("the run", folder.path, START_AGAIN):
-        folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
+        hold()
+        folder.clear()
     _write_surroundings(training, run, folder, START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training
 
 
-def _resumed(run: Run, folder: Folder, make: Make) -> Training:
+def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> Training:
     # An engine that was chosen by timing is kept: another one would give other roundings.
     engine = folder.surroundings().get("engine")
     if not folder.store.rounds():
         _check_first_round(run, folder)
-        return _started(run, folder, make, engine)
+        return _started(run, folder, make, hold, engine)
     content, manifest = folder.store.load()
     _check_same(manifest["config"], run, folder)
     done = content["state"].round
