@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
+from scipy.stats import t
+
 from cutlayer.trials import Group, Spread, Trial
 
 Axis = Literal["rounds", "samples"]
@@ -37,6 +39,15 @@ class Level(NamedTuple):
     over_seeds: Spread
     rounds_scatter: float | None  # standard deviation of single rounds of one seed, the mean over seeds
     seeds: int
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether 0 is outside of the 95 % interval of Student's t."""
+        mean, deviation = self.over_seeds.mean, self.over_seeds.std
+        if deviation is None:
+            return False
+        half: float = t.ppf(0.975, self.seeds - 1) * deviation / self.seeds**0.5
+        return bool(abs(mean) > half)
 
 
 def windows(length: int, axis: Axis = "rounds") -> list[Window]:
@@ -91,12 +102,6 @@ def gain(group: Group, base: Group, window: Window) -> Level | None:
     return Level(over_seeds, None, len(differences))
 
 
-def last_gain(group: Group, base: Group, among: Sequence[Window]) -> tuple[Window, Level] | None:
-    """The gain in the last window that has one."""
-    found = ((window, gain(group, base, window)) for window in reversed(among))
-    return next(((window, points) for window, points in found if points is not None), None)
-
-
 def mean_curve(trials: Sequence[Trial], least: int = 1) -> Curve:
     """The mean over the seeds that measured a round, in rounds that at least so many measured."""
     numbers = sorted({number for trial in trials for number in trial.accuracies})
@@ -119,8 +124,8 @@ def arrival(points: Curve, target: float) -> int | None:
 
 
 def speed_up(group: Group, base: Group, target: float) -> float | None:
-    """How many times fewer rounds to a target, by mean curves over the seeds of both; none unless these are two."""
+    """How many times fewer rounds to a target, by smoothed mean curves over shared seeds; none unless these are two."""
     both = pairs(group, base)
     sides = [ours for ours, _ in both], [theirs for _, theirs in both]
-    ours, theirs = (arrival(mean_curve(trials, FEWEST_SEEDS), target) for trials in sides)
+    ours, theirs = (arrival(smoothed(mean_curve(trials, FEWEST_SEEDS)), target) for trials in sides)
     return None if ours is None or theirs is None else theirs / ours

@@ -62,7 +62,7 @@ def wanted(queue: Queue, changes: Mapping[str, Any], where: str) -> list[Run]:
             if key in given:
                 raise ConfigError(f"{where}: set cannot change {key}; give it beside the names of an entry")
     return [
-        _changed(run, (queue.set, entry.set, _own(entry, seed), changes), where)
+        config.changed(_changed(run, (queue.set, entry.set, _own(entry, seed)), where), changes, "the command line")
         for entry in queue.run
         for seed in entry.seeds
         for name in entry.names

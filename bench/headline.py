@@ -23,6 +23,7 @@ bench/results_page.py finds them. The run that was trained last is packed whole,
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -116,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return carried_out(parsed(arguments))
     except CutlayerError as error:
         return complain(error)
+    except OSError as error:  # such as a folder that may not be read
+        return complain(CheckpointError(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}"))
     except KeyboardInterrupt:
         return STOPPED
 
@@ -136,31 +139,28 @@ def carried_out(args: argparse.Namespace) -> int:
     left = unfinished(runs, args) if args.next else runs
     check(left, args)
     failed: dict[str, int] = {}
-    last: Folder | None = None
+    stopped = False
     deadline = began + args.seconds
     for run in left:
         if args.next and no_time(run, deadline):
             break
-        folder, _ = home(run, args.runs)
-        before = folder.store.rounds()
         try:
             trained(run, args, deadline)
         except KeyboardInterrupt:
-            done = max(folder.store.rounds(), default=0)
+            done = max(home(run, args.runs)[0].store.rounds(), default=0)
             print(f"stopped; {title(run)} is saved up to round {done}; the same command goes on", file=sys.stderr)
-            return STOPPED
+            stopped = True
+            break
         except CutlayerError as error:  # one run that cannot be trained leaves the time to the others
             failed[title(run)] = complain(error, f"{title(run)}: ")
         except Exception:
             traceback.print_exc()
             failed[title(run)] = FAILED
-        if folder.store.rounds() != before:
-            last = folder
         release()
     if args.collect is not None and (evidence.begun(args.runs) or not args.next):
-        collected(args.runs, args.collect, last)
+        collected(args.runs, args.collect)
     say(f"{time.monotonic() - began:.0f} s in all" + (f"; failed: {', '.join(failed)}" if failed else ""))
-    return max(failed.values(), default=0)
+    return STOPPED if stopped else max(failed.values(), default=0)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -192,6 +192,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--from", dest="source", type=Path, metavar="OUT", help="begin with the run packed there")
     args = parser.parse_intermixed_args(arguments)
     listing = args.next or args.list
+    if args.next and args.list:
+        parser.error("--next trains and --list only shows: give one of them")
     if listing and (args.names or args.rounds is not None or args.seed is not None):
         parser.error(f"{args.queue.name} says what --next and --list take: give no names, --rounds or --seed")
     if not (args.names or listing or args.collect is not None or args.record is not None):
@@ -227,6 +229,8 @@ def listed(runs: Sequence[Run], args: argparse.Namespace) -> None:
             # Without a checkpoint it has to begin again.
             state = "finished" if evidence.finished(folder, run) else "begun" if folder.store.rounds() else "recorded"
         say(f"{state:9}  {f'{done}/{run.rounds}':>9}  {run.name}, seed {run.seed}{where}")
+    coming = next(iter(unfinished(runs, args)), None)
+    say("nothing is left" if coming is None else f"next: {title(coming)}")
 
 
 def chosen(args: argparse.Namespace) -> list[Run]:
@@ -296,6 +300,8 @@ def check_room(run: Run, args: argparse.Namespace) -> None:
             there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
             if not there.is_dir():
                 raise CheckpointError(f"{there} is no folder; choose another {flag}")
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise CheckpointError(f"{there} cannot be written to; choose another {flag}")
             free = shutil.disk_usage(there).free
             if free < needed:
                 wants = f"{run.name} needs {needed / MIB:.1f} MiB at {folder}, where {free / MIB:.1f} are free"
@@ -339,6 +345,10 @@ def trained(asked: Run, args: argparse.Namespace, deadline: float) -> None:
         return
     if no_time(run, deadline):
         return
+    record = evidence.furthest(evidence.holding(run, evidence.begun(args.results))) if args.next else None
+    if record is not None and not folder.store.rounds():
+        rounds = count(len(record.history()), "round")
+        say(f"{title(run)}: begins again, as {rounds} are recorded but no checkpoint is in {args.runs}")
     watch = Watch(title(run), run.rounds, deadline)
 
     def start(training: Training) -> None:
@@ -354,7 +364,7 @@ def no_time(run: Run, deadline: float) -> bool:
     """Whether it is too late to begin a run, which is told."""
     late = time.monotonic() + TO_START > deadline
     if late:
-        say(f"{title(run)}: no time left, as it takes {TO_START:.0f} s at least")
+        say(f"{title(run)}: not begun, as less than {TO_START:.0f} s are left")
     return late
 
 
@@ -400,13 +410,14 @@ def remarks(folder: Folder) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def collected(runs: Path, out: Path, last: Folder | None) -> None:
-    """Pack all runs small, and the one that was trained last whole, where it is small enough."""
+def collected(runs: Path, out: Path) -> None:
+    """Pack all runs small, and the one with the newest checkpoint whole, where it is small enough."""
     folders = [folder for folder, _ in evidence.begun(runs)]
     if not folders:
         raise ConfigError(f"there is no run under {runs}; train some before --collect packs them")
     archive = packing.pack_small(folders, runs, out)
     say(f"{archive}: {count(len(folders), 'run')}, {archive.stat().st_size / 2**10:.1f} KiB")
+    last = max((folder for folder in folders if folder.store.rounds()), key=newest, default=None)
     if last is None:
         return
     made = packing.pack_whole(last, runs, out)
@@ -415,6 +426,11 @@ def collected(runs: Path, out: Path, last: Folder | None) -> None:
         say(f"{made[0].parent}: {last.path.relative_to(runs)} in {count(len(made), 'piece')}, {size:.1f} MiB")
     else:
         say(f"{last.path.relative_to(runs)} is not packed: it has more than {MOST / MIB:.0f} MiB")
+
+
+def newest(folder: Folder) -> int:
+    """When the last checkpoint was written."""
+    return folder.store.path(folder.store.rounds()[-1]).stat().st_mtime_ns
 
 
 def recorded(args: argparse.Namespace) -> None:

@@ -44,10 +44,13 @@ Runs of our recipes, and what is known so far. `python bench/results_page.py` wr
 `cutlayer compare` reads too; bench/evidence.toml lists what is still to be trained.
 
 Accuracies are of the test set, after a round, in per cent. A column of rounds, such as 51–100, has the mean over
-these rounds and over the seeds, ± the standard deviation over seeds; in parentheses is the standard deviation of single
-rounds of one seed. Differences and speed-ups are shown only where two seeds or more have both runs. Nothing is read off
-a best round. Wall seconds are means over all rounds, including those that set up and compile the engine; samples a
-second are of the median round. The commands look for data sets in the folder of CUTLAYER_DATA.
+these rounds and over the seeds, ± the standard deviation over seeds; in parentheses is the standard deviation of the
+rounds of one seed, which in the first windows is mostly the trend. Rows may have different seeds, so do not subtract
+them: differences are seed by seed, in a table of their own, where two seeds or more have both runs. Nothing is read off
+a best round, and a difference over two or three seeds may be chance unless it is many times its ±. In the pictures,
+lines are means over seeds and over nine rounds, thin lines are single rounds and bands the range over seeds; a line
+ends with its shortest seed. Wall seconds are means over all rounds, including those that set up and compile the engine;
+samples a second are of the median round. The commands look for data sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print, which are best rounds of the test set. R is the first round in which

@@ -4,7 +4,7 @@ No sentence and no number of this file compares runs by one seed or by a best ro
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from curves import (
     Window,
     arrival,
     common_windows,
-    last_gain,
+    gain,
     length,
     level,
     mean_curve,
@@ -59,34 +59,53 @@ class Column(NamedTuple):
 
 
 def tables(panel: Panel) -> str:
-    """Accuracies and, where the paper races its methods, rounds and simulated time to its target, as Markdown."""
-    found = [_accuracies(panel), _costs(panel), *([_race(panel)] if races(panel) else [])]
-    return "\n\n".join(_table(panel, list(columns)) for columns in found)
+    """Accuracies, differences, costs and, where the paper races its methods, rounds and time to its target."""
+    compared = [group for group in panel.groups if _gains_of(panel, group, base(panel))]
+    found = [
+        _table(panel.groups, list(_accuracies(panel))),
+        _table(compared, list(_differences(panel))) if compared else "",
+        _table(panel.groups, list(_race(panel))) if races(panel) else "",
+        _table(panel.groups, list(_costs(panel))),
+    ]
+    return "\n\n".join(table for table in found if table)
 
 
-def _table(panel: Panel, columns: list[Column]) -> str:
-    """Columns in which no run has anything are left out."""
+def _table(groups: Sequence[Group], columns: list[Column]) -> str:
+    """As Markdown; columns in which no run has anything are left out."""
     shown = [Column("run", lambda g: f"`{g.label}`"), *columns]
-    rows = [[column.cell(group) for column in shown] for group in panel.groups]
+    rows = [[column.cell(group) for column in shown] for group in groups]
     told = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cell != NONE for cell in cells)]
     lines = [[shown[i].head for i in told], ["---"] * len(told), *([row[i] for i in told] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _accuracies(panel: Panel) -> Iterator[Column]:
-    first = base(panel).label
     yield Column("seeds", lambda g: ", ".join(str(trial.run.seed) for trial in g.trials))
     yield Column(axis(panel), lambda g: lengths(panel, [g]))
     for window in _windows(panel):
         yield Column(str(window), lambda g, window=window: _level(level(g, window), len(g.trials)))
-    yield Column(f"points above {first}", lambda g: _gained(panel, g))
     yield Column("paper's best % (± over seeds)", lambda g: _printed(panel, g))
-    if word(base(panel)) == "fedavg":
-        yield Column(f"paper's points above {first}", lambda g: _signed(_paper_gain(panel, g, base(panel))))
+
+
+def _differences(panel: Panel) -> Iterator[Column]:
+    """Points above the base, window by window, of the seeds that both have."""
+    first = base(panel)
+    yield Column(f"points above {first.label}, seeds", lambda g: ", ".join(_shared_seeds(g, first)))
+    for window in _windows(panel):
+        yield Column(str(window), lambda g, window=window: _difference(gain(g, first, window)))
+    yield Column("paper's, by best rounds", lambda g: _signed(_paper_gain(panel, g, first)))
+
+
+def _shared_seeds(group: Group, other: Group) -> list[str]:
+    return [str(ours.run.seed) for ours, _ in pairs(group, other)]
+
+
+def _difference(points: Level | None) -> str:
+    return NONE if points is None else f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f}"
 
 
 def _costs(panel: Panel) -> Iterator[Column]:
-    yield Column("traffic, GiB a round", lambda g: f"{(g.bytes('up') + g.bytes('down')) / GIB / fmean(g.rounds):.2f}")
+    yield Column("traffic, GiB a round", lambda g: _size((g.bytes("up") + g.bytes("down")) / fmean(g.rounds)))
     yield Column("wall s a round (mean)", lambda g: f"{g.seconds / fmean(g.rounds):.2f}" if g.seconds else NONE)
     yield Column("samples a s (median)", lambda g: brief(_pace(g)))
 
@@ -97,12 +116,12 @@ def _race(panel: Panel) -> Iterator[Column]:
     yield Column(f"R to {goal}, mean curve", lambda g: _rounds(g, mean_curve(g.trials), target))
     yield Column(f"mean of {SMOOTHED} rounds", lambda g: _rounds(g, smoothed(mean_curve(g.trials)), target))
     yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
-    yield Column("speed-up", lambda g: _factor(_speed_up(panel, g, target)))
+    yield Column(f"speed-up, mean of {SMOOTHED} rounds", lambda g: _factor(_speed_up(panel, g, target)))
     yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
     if panel.timed:
-        yield Column(f"simulated h to {goal}, mean curve", lambda g: _hours(g, target))
+        yield Column(f"simulated h, mean of {SMOOTHED} rounds", lambda g: _hours(g, target))
         yield Column("paper's h, on its devices", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
-        yield Column("h a round ÷ smofi's", lambda g: _factor(_ratio(panel, g, _hours_a_round)))
+        yield Column("h a round ÷ smofi's (all rounds)", lambda g: _factor(_ratio(panel, g, _hours_a_round)))
         yield Column("paper's ÷", lambda g: _factor(_ratio(panel, g, _paper_hours_a_round)))
 
 
@@ -202,6 +221,9 @@ def findings(panel: Panel) -> Iterator[str]:
     """What the tables show, in words: only what two seeds or more say, by means over a window of rounds."""
     yield from _gains(panel)
     yield from _between_cuts(panel)
+    own = [group.label for group in panel.groups if group is not base(panel) and _against(panel, group) is group]
+    if own:
+        yield f"Speed-ups of {' and '.join(own)} are over themselves: the paper adds other methods to them."
     if all(len(pairs(*two)) < FEWEST_SEEDS for two in combinations(panel.groups, 2)):
         yield "No two runs have two seeds in common yet: the numbers show how each run went, and nothing is concluded."
 
@@ -209,15 +231,19 @@ def findings(panel: Panel) -> Iterator[str]:
 def _gains(panel: Panel) -> Iterator[str]:
     """How far runs are from the one that they are compared with."""
     for group in panel.groups:
-        found = _gain(panel, group, base(panel))
-        if found is not None and "-cut" not in word(base(panel)):  # cuts are compared among themselves
-            yield _said(f"{group.label} above {base(panel).label}", *found, _paper_gain(panel, group, base(panel)))
+        found = _gains_of(panel, group, base(panel))
+        if found and "-cut" not in word(base(panel)):  # cuts are compared among themselves
+            yield _said(f"{group.label} above {base(panel).label}", found, _paper_gain(panel, group, base(panel)))
 
 
-def _said(what: str, window: Window, points: Level, theirs: float | None) -> str:
-    ours = f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f} points over {points.seeds} seeds"
+def _said(what: str, found: Mapping[Window, Level], theirs: float | None) -> str:
+    """The last window that two seeds have, and in which ones the seeds tell a difference from 0."""
+    window, points = list(found.items())[-1]
+    ours = f"{_difference(points)} points over {points.seeds} seeds"
+    told = [str(window) for window, points in found.items() if points.is_significant]
+    sure = f"significant (95 %, Student's t) in {', '.join(told) or 'no window'}"
     paper = "" if theirs is None else f"; in the paper, by best rounds, {_signed(theirs)}"
-    return f"{what} in {window}: {ours}{paper}."
+    return f"{what} in {window}: {ours}; {sure}{paper}."
 
 
 def _between_cuts(panel: Panel) -> Iterator[str]:
@@ -229,10 +255,10 @@ def _between_cuts(panel: Panel) -> Iterator[str]:
             cuts.setdefault(method, []).append(group)
     for method, (first, *others) in cuts.items():
         last = others[-1] if others else first
-        found = _gain(panel, last, first)
-        if found is not None:
+        found = _gains_of(panel, last, first)
+        if found:
             start, end = (group.label.rpartition("-")[2] for group in (first, last))
-            yield _said(f"{method} from {start} to {end}", *found, _paper_gain(panel, last, first))
+            yield _said(f"{method} from {start} to {end}", found, _paper_gain(panel, last, first))
 
 
 def differences(panel: Panel) -> Iterator[str]:
@@ -316,26 +342,22 @@ def paper_target(panel: Panel) -> float:
     return TARGET_SHARE * published.accuracy
 
 
-def _gain(panel: Panel, group: Group, other: Group) -> tuple[Window, Level] | None:
-    """Points above another run, in the last window in which two seeds have both."""
+def _gains_of(panel: Panel, group: Group, other: Group) -> dict[Window, Level]:
+    """Points above another run by window, where two seeds have both."""
     if group is other or not comparable(panel, group, other):
-        return None
-    return last_gain(group, other, _windows(panel))
+        return {}
+    return {window: found for window in _windows(panel) if (found := gain(group, other, window)) is not None}
 
 
-def _gained(panel: Panel, group: Group) -> str:
-    found = _gain(panel, group, base(panel))
-    if found is None:
-        return NONE
-    window, points = found
-    return f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f} ({window})"
+def _against(panel: Panel, group: Group) -> Group | None:
+    """The run that the paper measures this one's speed against."""
+    name = None if panel.recipe is None else panel.recipe.against.get(group.run.name)
+    named = [g for g in panel.groups if g.run.name == name] if name else [base(panel)]
+    return next((g for g in named if comparable(panel, group, g)), None)
 
 
 def _speed_up(panel: Panel, group: Group, target: float) -> float | None:
-    """Over the run that the paper measures this one against."""
-    against = None if panel.recipe is None else panel.recipe.against.get(group.run.name)
-    named = [g for g in panel.groups if g.run.name == against] if against else [base(panel)]
-    other = next((g for g in named if comparable(panel, group, g)), None)
+    other = _against(panel, group)
     return None if other is None else speed_up(group, other, target)
 
 
@@ -402,13 +424,18 @@ def _rounds(group: Group, points: Curve, target: float) -> str:
 
 
 def _hours(group: Group, target: float) -> str:
-    """Simulated hours until the mean curve reaches the target, the mean over the seeds that have come so far."""
+    """Simulated hours until the smoothed curve reaches the target, the mean over the seeds that have come so far."""
     if group.simulated is None:
         return NONE
-    number = arrival(mean_curve(group.trials), target)
+    number = arrival(smoothed(mean_curve(group.trials)), target)
     until = max(group.rounds) if number is None else number
     hours = fmean(trial.clock[until] for trial in group.trials if until in trial.clock) / HOUR
     return f"{'>' if number is None else ''}{hours:.2f}"
+
+
+def _size(number: float) -> str:
+    """Bytes in GiB, with two digits at least."""
+    return f"{number / GIB:.2f}" if number >= GIB / 10 else f"{number / GIB:.2g}"
 
 
 def _signed(points: float | None) -> str:

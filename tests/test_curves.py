@@ -95,12 +95,12 @@ def test_a_mean_curve_is_over_the_seeds_that_measured_a_round(curves: ModuleType
 
 
 def test_a_speed_up_is_of_the_seeds_that_both_have(curves: ModuleType) -> None:
-    slow, fast = [0.1, 0.2, 0.3, 0.6], [0.1, 0.6]
-    assert curves.speed_up(group(fast, fast), group(slow, slow), 50.0) == 2.0
+    slow, fast = [0.1] * 30 + [0.6] * 10, [0.1] * 10 + [0.6] * 10  # means of ten rounds are 50 % after eight
+    assert curves.speed_up(group(fast, fast), group(slow, slow), 50.0) == 38 / 18
     assert curves.speed_up(group(fast), group(slow, slow), 50.0) is None
     other = Group(label="b", trials=tuple(trial(slow, seed) for seed in (2, 3)))
     assert curves.speed_up(group(fast, fast), other, 50.0) is None
-    assert curves.speed_up(group(fast, fast), group(slow, slow[:3]), 50.0) is None  # one seed alone arrives
+    assert curves.speed_up(group(fast, fast), group(slow, slow[:31]), 50.0) is None  # one seed alone arrives
 
 
 def test_one_high_round_is_no_arrival_of_the_smoothed_curve(curves: ModuleType) -> None:
@@ -113,8 +113,17 @@ def test_one_high_round_is_no_arrival_of_the_smoothed_curve(curves: ModuleType) 
     assert curves.smoothed({1: 99.0}) == {}
 
 
-def test_the_last_gain_is_of_the_last_window_that_two_seeds_have(curves: ModuleType) -> None:
-    ours, base = group([0.5] * 6, [0.5] * 4), group([0.4] * 6, [0.3] * 3)
-    window, points = curves.last_gain(ours, base, curves.windows(6))
-    assert (window, points.seeds) == (curves.Window(3, 3), 2)
-    assert curves.last_gain(ours, group([0.4] * 6), curves.windows(6)) is None
+@pytest.mark.parametrize(
+    ("gains", "told"),
+    [
+        ([3.0, 3.2], True),  # 3.1 ± 0.14; t is 12.7 for two seeds: an interval of ± 1.27
+        ([1.1, 4.4], False),  # 2.75 ± 2.33: ± 21
+        ([1.1, 4.4, 2.7], False),  # 2.73 ± 1.65; t is 4.3: ± 4.1
+        ([2.5, 3.0, 2.75], True),  # 2.75 ± 0.25: ± 0.62
+    ],
+)
+def test_few_seeds_make_little_significant(curves: ModuleType, gains: list[float], told: bool) -> None:
+    ours, base = group(*([0.5 + gain / 100] for gain in gains)), group(*([0.5] for _ in gains))
+    found = curves.gain(ours, base, curves.Window(1, 1))
+    assert found.over_seeds.mean == pytest.approx(sum(gains) / len(gains))
+    assert found.is_significant is told

@@ -226,6 +226,7 @@ def test_what_is_recorded_in_the_results_is_not_trained_again(
     assert headline.main([*words, "--queue", str(tmp_path / "queue.toml")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"finished         4/4  digits/fedavg, seed 0  ({tmp_path}/results/digits/fedavg/seed-0)"
+    assert lines[-2:] == ["queue.toml: 2 of 2 runs finished", "nothing is left"]
     assert next_of(headline, tmp_path, TWO.replace("loop", "vmap")) == 0  # another run
     assert "queue.toml: 0 of 2 runs finished\n" in capsys.readouterr().out
 
@@ -466,8 +467,56 @@ def test_where_nothing_is_left_to_do_nothing_is_packed(
     again = ["--seconds", seconds, "--collect", str(tmp_path / "none")]
     assert next_of(headline, tmp_path, TWO, *again, runs="empty") == 0
     said = capsys.readouterr().out
-    assert ("digits/fedavg: no time left, as it takes 30 s at least\n" in said) == (seconds == "1")
+    assert ("digits/fedavg: not begun, as less than 30 s are left\n" in said) == (seconds == "1")
     assert said.endswith(" s in all\n") and not (tmp_path / "none").exists()
+
+
+def test_a_run_that_is_only_recorded_begins_again_and_says_so(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+    assert headline.main(["--record", str(tmp_path / "out"), "--results", str(tmp_path / "results")]) == 0
+    longer = TWO.replace("rounds = 4", "rounds = 5")
+    (tmp_path / "queue.toml").write_text(longer)
+    words = ["--queue", str(tmp_path / "queue.toml"), "--results", str(tmp_path / "results"), "--runs"]
+    capsys.readouterr()
+    assert headline.main([*words, str(tmp_path / "empty"), "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("recorded         4/5  digits/fedavg, seed 0  (")
+    assert lines[-1] == "next: digits/fedavg"
+    assert next_of(headline, tmp_path, longer, runs="empty") == 0
+    told = f"begins again, as 4 rounds are recorded but no checkpoint is in {tmp_path / 'empty'}"
+    assert f"digits/fedavg: {told}\ndigits/fedavg: from round 1 to 5\n" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_is_packed_too(
+    headline: ModuleType, packing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: object, training: object, record: dict[str, int]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(headline.Watch, "round", interrupted)
+    assert next_of(headline, tmp_path, TWO, "--checkpoint-every", "2", "--collect", str(tmp_path / "out")) == 130
+    folder, _ = packing.unpack_whole(tmp_path / "out", tmp_path / "there")
+    assert folder.store.rounds() == [2] and folder.path.parent.name == "fedavg"
+
+
+def test_whatever_was_trained_last_can_be_packed_later(
+    headline: ModuleType, packing: ModuleType, tmp_path: Path
+) -> None:
+    assert next_of(headline, tmp_path, TWO) == 0
+    assert headline.main(["--runs", str(tmp_path / "runs"), "--collect", str(tmp_path / "out")]) == 0
+    assert packing.unpack_whole(tmp_path / "out", tmp_path / "there")[0].path.parent.name == "sl"
+
+
+def test_mistakes_of_the_command_line_are_not_blamed_on_the_list(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert next_of(headline, tmp_path, TWO, "--engine", "foo") == 2
+    assert capsys.readouterr().err.startswith("error: unknown engine 'foo' in the command line; ")
+    assert next_of(headline, tmp_path, TWO, "--list") == 2
+    assert capsys.readouterr().err == "error: --next trains and --list only shows: give one of them; see --help\n"
 
 
 def test_changes_of_a_table_add_up(evidence: ModuleType, tmp_path: Path) -> None:
