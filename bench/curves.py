@@ -40,13 +40,12 @@ class Level(NamedTuple):
     rounds_scatter: float | None  # standard deviation of single rounds of one seed, the mean over seeds
     seeds: int
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether 0 is outside of the 95 % interval of Student's t."""
+    def is_significant(self, tests: int) -> bool:
+        """Whether 0 is outside of the 95 % interval of Student's t, where so many tests share the 5 % (Bonferroni)."""
         mean, deviation = self.over_seeds.mean, self.over_seeds.std
         if deviation is None:
             return False
-        half: float = t.ppf(0.975, self.seeds - 1) * deviation / self.seeds**0.5
+        half = t.ppf(1 - 0.025 / tests, self.seeds - 1) * deviation / self.seeds**0.5
         return bool(abs(mean) > half)
 
 

@@ -198,6 +198,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{args.queue.name} says what --next and --list take: give no names, --rounds or --seed")
     if not (args.names or listing or args.collect is not None or args.record is not None):
         parser.error("name at least one run, take those of the list with --next, or pack some with --collect")
+    if args.record is not None and (args.names or listing or args.collect is not None or args.source is not None):
+        parser.error("--record does nothing else: give it without names, --next, --list, --collect and --from")
     if not args.seconds > 0:
         parser.error(f"--seconds is to be above 0, and not {args.seconds:g}")
     return args

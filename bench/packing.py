@@ -3,10 +3,12 @@
 The pieces together are a plain archive: `cat run.tar.* | tar -x -C RUNS` unpacks it by hand.
 """
 
+import gzip
 import io
 import json
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,23 +59,25 @@ def record(packed: Path, results: Path) -> tuple[list[Folder], list[Folder]]:
     if not archive.is_file():
         raise DataError(f"there is no {ARCHIVE} in {packed}; --collect writes one")
     replaced, kept = [], []
-    with TemporaryDirectory() as aside, writing("the results", results, "choose another --results"):
+    with TemporaryDirectory() as aside:
         for new in _small_folders(archive, Path(aside)):
             old = Folder(results / new.path.relative_to(aside))
             if old.config.exists() and _further(old, new):
                 kept.append(old)
             else:
-                _put(new.path, old.path)
+                with writing("the results", results, "choose another --results"):
+                    _put(new.path, old.path)
                 replaced.append(old)
     return replaced, kept
 
 
 def _small_folders(archive: Path, aside: Path) -> list[Folder]:
     try:
-        with tarfile.open(archive) as tar:
+        content = gzip.decompress(archive.read_bytes())  # all of it, so that its checksum is looked at
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             tar.extractall(aside, filter="data")
         return find([aside])
-    except (tarfile.TarError, EOFError, ConfigError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ConfigError) as error:
         raise DataError(f"{archive} is damaged or holds no runs: {error}") from error
 
 
@@ -112,17 +116,20 @@ def unpack_whole(packed: Path, runs: Path) -> tuple[Folder, bool]:
     with TemporaryDirectory() as aside:
         there = _unpacked(found, Path(aside))
         home = Folder(runs / there.path.relative_to(aside))
-        if home.config.exists() and not serves(home.run(), there.run()):
-            raise ConfigError(f"{home.path} holds another run than {packed}; choose another --runs")
-        if max(home.store.rounds(), default=0) >= max(there.store.rounds()):
-            return home, False
-        with writing("the run", runs, "choose another --runs"):
-            _put(there.path, home.path)
+        with home.guarded() as hold:
+            if home.config.exists():
+                hold()
+                if not serves(home.run(), there.run()):
+                    raise ConfigError(f"{home.path} holds another run than {packed}; choose another --runs")
+            if max(home.store.rounds(), default=0) >= max(there.store.rounds()):
+                return home, False
+            with writing("the run", runs, "choose another --runs"):
+                _put(there.path, home.path)
     return home, True
 
 
 def _put(there: Path, home: Path) -> None:
-    """Replace a folder by another at once."""
+    """Replace a folder by a copy of another, which is complete before the old one goes."""
     partial = home.with_name(home.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(there, partial)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import evidence
-from evidence import QUEUE, RESULTS
+from evidence import PARTIAL, QUEUE, RESULTS
 from headline import Parser, complain, count
 from results_tables import (
     differences,
@@ -48,13 +48,15 @@ these rounds and over the seeds, ± the standard deviation over seeds; in parent
 rounds of one seed, which in the first windows is mostly the trend. Rows may have different seeds, so do not subtract
 them: differences are seed by seed, in a table of their own, where two seeds or more have both runs. Nothing is read off
 a best round, and a difference over two or three seeds may be chance unless it is many times its ±. In the pictures,
-lines are means over seeds and over nine rounds, thin lines are single rounds and bands the range over seeds; a line
-ends with its shortest seed. Wall seconds are means over all rounds, including those that set up and compile the engine;
-samples a second are of the median round. The commands look for data sets in the folder of CUTLAYER_DATA.
+lines are means over seeds, and for runs of 50 rounds or more over the nine rounds around each; thin lines are single
+rounds and bands the range over seeds, and a line ends with its shortest seed. Wall seconds are means over all rounds,
+including those that set up and compile the engine; samples a second are of the median round. The commands look for data
+sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print, which are best rounds of the test set. R is the first round in which
-the mean curve over seeds, or its mean over ten rounds, reaches the paper's target. What each recipe chooses where its
+the mean curve over two seeds or more, or its mean over that round and the nine before, reaches the paper's target. A
+speed-up is a ratio of such rounds over the seeds that both runs have. What each recipe chooses where its
 paper is silent is in [recipes.md](recipes.md).
 """
 BESIDE_PAPER = "Where ours differs from the paper's, and why:"
@@ -119,7 +121,8 @@ def panels(results: Path, listed: Sequence[Run] = ()) -> tuple[Panel, ...]:
 
     Runs that no recipe has are left out, which is told.
     """
-    names = {folder: folder.run().name for folder in report.find([results])}
+    whole = [folder for folder in report.find([results]) if not folder.path.name.endswith(PARTIAL)]
+    names = {folder: folder.run().name for folder in whole}
     asked = {_first(name) for name in (*names.values(), *(run.name for run in listed))}
     experiments = [experiment for experiment in recipes.RECIPES if experiment in asked]
     originals = {run.name: run for experiment in experiments for run in recipes.runs(experiment)}

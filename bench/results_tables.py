@@ -1,6 +1,6 @@
 """What the page of results says of one panel: its tables, its findings, and where it differs from the paper's.
 
-No sentence and no number of this file compares runs by one seed or by a best round: `curves` has neither.
+Runs are compared by means over windows of rounds and over two seeds or more that both have; `curves` has nothing else.
 """
 
 import shlex
@@ -44,9 +44,11 @@ SETUP = ("model", "clients", "per_round", "partition", "cut", "augment", "batchi
 PAPER_SEEDS = 3
 LENGTH = ("rounds ", "until_samples ")  # how departures begin that change no round
 SMOFI = "smofi"  # what times are divided by: hours of another device pool compare only as ratios
+SHORTER = (
+    "Ours are the first rounds of the recipe's runs, for want of time on a machine; schedules are those of the whole "
+    "run."
+)
 WHY = {  # by the key that departs from a paper's
-    "rounds": "the time on the machine; schedules are those of the whole run, so that ours is the beginning of the "
-    "paper's",
     "precision": "speed; the paper names none, and fp32 is the recipe's",
     "model.init": "older records have He's initial weights; they are compared with no run of the others, and will be "
     "replaced",
@@ -92,7 +94,9 @@ def _differences(panel: Panel) -> Iterator[Column]:
     first = base(panel)
     yield Column(f"points above {first.label}, seeds", lambda g: ", ".join(_shared_seeds(g, first)))
     for window in _windows(panel):
-        yield Column(str(window), lambda g, window=window: _difference(gain(g, first, window)))
+        yield Column(
+            str(window), lambda g, window=window: _difference(gain(g, first, window), len(_shared_seeds(g, first)))
+        )
     yield Column("paper's, by best rounds", lambda g: _signed(_paper_gain(panel, g, first)))
 
 
@@ -100,8 +104,11 @@ def _shared_seeds(group: Group, other: Group) -> list[str]:
     return [str(ours.run.seed) for ours, _ in pairs(group, other)]
 
 
-def _difference(points: Level | None) -> str:
-    return NONE if points is None else f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f}"
+def _difference(points: Level | None, seeds: int) -> str:
+    if points is None:
+        return NONE
+    fewer = "" if points.seeds == seeds else f", {count(points.seeds, 'seed')}"
+    return f"{_signed(points.over_seeds.mean)} ± {points.over_seeds.std:.2f}{fewer}"
 
 
 def _costs(panel: Panel) -> Iterator[Column]:
@@ -113,16 +120,17 @@ def _costs(panel: Panel) -> Iterator[Column]:
 def _race(panel: Panel) -> Iterator[Column]:
     target = paper_target(panel)
     goal = f"{target:.2f} %"
-    yield Column(f"R to {goal}, mean curve", lambda g: _rounds(g, mean_curve(g.trials), target))
-    yield Column(f"mean of {SMOOTHED} rounds", lambda g: _rounds(g, smoothed(mean_curve(g.trials)), target))
+    by_ten = f"by the mean of {SMOOTHED} rounds"
+    yield Column(f"R to {goal}, mean curve", lambda g: _rounds(g, _mean_curve(g), target))
+    yield Column(f"R, {by_ten}", lambda g: _rounds(g, smoothed(_mean_curve(g)), target))
     yield Column("paper's R", lambda g: (p.rounds if (p := panel.published(g)) else "") or NONE)
-    yield Column(f"speed-up, mean of {SMOOTHED} rounds", lambda g: _factor(_speed_up(panel, g, target)))
+    yield Column(f"speed-up, {by_ten}", lambda g: _factor(_speed_up(panel, g, target)))
     yield Column("paper's speed-up", lambda g: _factor(p.speed_up if (p := panel.published(g)) else None))
     if panel.timed:
-        yield Column(f"simulated h, mean of {SMOOTHED} rounds", lambda g: _hours(g, target))
+        yield Column(f"simulated h to {goal}, {by_ten}", lambda g: _hours(g, target))
         yield Column("paper's h, on its devices", lambda g: (p.hours if (p := panel.published(g)) else "") or NONE)
-        yield Column("h a round ÷ smofi's (all rounds)", lambda g: _factor(_ratio(panel, g, _hours_a_round)))
-        yield Column("paper's ÷", lambda g: _factor(_ratio(panel, g, _paper_hours_a_round)))
+        yield Column("h a round ÷ smofi's", lambda g: _factor(_hours_ratio(panel, g)))
+        yield Column("paper's h a round ÷ smofi's", lambda g: _factor(_paper_hours_ratio(panel, g)))
 
 
 def axis(panel: Panel) -> Axis:
@@ -239,9 +247,10 @@ def _gains(panel: Panel) -> Iterator[str]:
 def _said(what: str, found: Mapping[Window, Level], theirs: float | None) -> str:
     """The last window that two seeds have, and in which ones the seeds tell a difference from 0."""
     window, points = list(found.items())[-1]
-    ours = f"{_difference(points)} points over {points.seeds} seeds"
-    told = [str(window) for window, points in found.items() if points.is_significant]
-    sure = f"significant (95 %, Student's t) in {', '.join(told) or 'no window'}"
+    ours = f"{_difference(points, points.seeds)} points over {points.seeds} seeds"
+    told = [str(window) for window, points in found.items() if points.is_significant(len(found))]
+    among = f"{count(len(found), 'window')} compared (95 % over all, Student's t)"
+    sure = f"significant in {', '.join(told)}, of {among}" if told else f"significant in none of {among}"
     paper = "" if theirs is None else f"; in the paper, by best rounds, {_signed(theirs)}"
     return f"{what} in {window}: {ours}; {sure}{paper}."
 
@@ -310,7 +319,11 @@ def _departures(panel: Panel) -> Iterator[str]:
     fewest = min(len(group.trials) for group in panel.groups)
     if fewest < PAPER_SEEDS:
         yield f"{span([len(group.trials) for group in panel.groups])} of {PAPER_SEEDS} seeds."
+    if any(length(trial) < _original(panel, g).rounds for g in panel.groups for trial in g.trials):
+        yield SHORTER
     for departure in panel.departures:
+        if departure.startswith("rounds "):
+            continue  # each seed has its own, which the table shows
         owners = [group.label for group in panel.groups if departure in panel.departures_of(group)]
         who = "" if len(owners) == len(panel.groups) else f" ({', '.join(f'`{label}`' for label in owners)})"
         why = WHY.get(departure.partition(" ")[0])
@@ -376,11 +389,23 @@ def _pace(group: Group) -> float | None:
     return fmean(known) if known else None
 
 
-def _hours_a_round(panel: Panel, group: Group) -> float | None:
-    """The mean over seeds, whatever their lengths."""
-    if group.simulated is None:
+def _smofi(panel: Panel) -> Group | None:
+    return next((group for group in panel.groups if word(group) == SMOFI), None)
+
+
+def _hours_ratio(panel: Panel, group: Group) -> float | None:
+    """Simulated time to SMoFi's, in the rounds that both have, over the seeds that both have, two at least."""
+    smofi = _smofi(panel)
+    both = [] if smofi is None else [(a.clock, b.clock) for a, b in pairs(group, smofi) if a.clock and b.clock]
+    if len(both) < FEWEST_SEEDS:
         return None
-    return fmean(max(trial.clock.values()) / len(trial.history) for trial in group.trials) / HOUR
+    return fmean(ours[end] / theirs[end] for ours, theirs in both if (end := min(max(ours), max(theirs))))
+
+
+def _paper_hours_ratio(panel: Panel, group: Group) -> float | None:
+    smofi = _smofi(panel)
+    ours, theirs = (None if g is None else _paper_hours_a_round(panel, g) for g in (group, smofi))
+    return None if ours is None or theirs is None else ours / theirs
 
 
 def _paper_hours_a_round(panel: Panel, group: Group) -> float | None:
@@ -389,12 +414,6 @@ def _paper_hours_a_round(panel: Panel, group: Group) -> float | None:
     if published is None or not (published.hours and published.rounds):
         return None
     return float(published.hours.lstrip(">")) / float(published.rounds.lstrip(">"))
-
-
-def _ratio(panel: Panel, group: Group, hours: Callable[[Panel, Group], float | None]) -> float | None:
-    smofi = next((g for g in panel.groups if word(g) == SMOFI), None)
-    one, first = hours(panel, group), None if smofi is None else hours(panel, smofi)
-    return None if one is None or first is None else one / first
 
 
 def _printed(panel: Panel, group: Group) -> str:
@@ -414,21 +433,28 @@ def _level(found: Level | None, seeds: int) -> str:
     )
 
 
+def _mean_curve(group: Group) -> Curve:
+    return mean_curve(group.trials, FEWEST_SEEDS)
+
+
 def _rounds(group: Group, points: Curve, target: float) -> str:
-    """The first round that reaches the target; whether one seed alone has come so far."""
+    """The first round that reaches the target, and how many seeds are so far if not all."""
+    if not points:
+        return NONE
     number = arrival(points, target)
     if number is None:
-        return f">{max(group.rounds)}"
+        return f">{max(points)}"
     seeds = sum(len(trial.history) >= number for trial in group.trials)
-    return f"{number}" if seeds >= FEWEST_SEEDS else f"{number} (1 seed)"
+    return str(number) if seeds == len(group.trials) else f"{number} ({seeds} seeds)"
 
 
 def _hours(group: Group, target: float) -> str:
     """Simulated hours until the smoothed curve reaches the target, the mean over the seeds that have come so far."""
-    if group.simulated is None:
+    points = smoothed(_mean_curve(group))
+    if group.simulated is None or not points:
         return NONE
-    number = arrival(smoothed(mean_curve(group.trials)), target)
-    until = max(group.rounds) if number is None else number
+    number = arrival(points, target)
+    until = max(points) if number is None else number
     hours = fmean(trial.clock[until] for trial in group.trials if until in trial.clock) / HOUR
     return f"{'>' if number is None else ''}{hours:.2f}"
 

@@ -262,6 +262,42 @@ def test_a_record_without_runs_is_refused(headline: ModuleType, tmp_path: Path, 
     assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
 
 
+def test_a_damaged_archive_changes_no_record(headline: ModuleType, tmp_path: Path) -> None:
+    words = ["--record", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
+    assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+    assert headline.main(words) == 0
+    archive = tmp_path / "out" / "headline.tar.gz"
+    sound = archive.read_bytes()
+    known = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    for place in range(20, len(sound), len(sound) // 25):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1
+        archive.write_bytes(damaged)
+        assert headline.main(words) == 2, place
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == known
+
+
+def test_a_record_is_all_that_record_does(
+    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headline.main(["--record", str(tmp_path), "digits"]) == 2
+    assert capsys.readouterr().err.startswith("error: --record does nothing else: give it without names, ")
+
+
+def test_a_run_that_is_being_trained_is_not_unpacked_over(
+    headline: ModuleType, packing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert next_of(headline, tmp_path, TWO, "--collect", str(tmp_path / "out")) == 0
+
+    def unpacking(*_: object) -> None:
+        with pytest.raises(CutlayerError, match="is in use: another process trains this run"):
+            packing.unpack_whole(tmp_path / "out", tmp_path / "other")
+
+    one = SMALL + '[[run]]\nnames = ["digits/sl"]\nrounds = 2\nseeds = [0]\n'
+    monkeypatch.setattr(headline.Watch, "round", unpacking)
+    assert next_of(headline, tmp_path, one, runs="other") == 0
+
+
 def test_a_run_that_ends_by_samples_or_by_convergence_is_finished_then(evidence: ModuleType, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     records = [{"round": n, "samples": 100 * n, "bytes": {}, "test_accuracy": 0.5} for n in range(1, 8)]

@@ -17,7 +17,7 @@ from conftest import GENERAL, using
 from killed_run import MOMENTS
 from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
-from cutlayer import checkpoint, config, simulation, tree
+from cutlayer import build, checkpoint, config, simulation, tree
 from cutlayer import run as running
 from cutlayer.config import Choice, Run
 from cutlayer.engines.auto import Pick
@@ -299,6 +299,36 @@ def test_a_second_process_in_the_same_folder_is_refused(resumed: bool, folder: F
     }
     assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()
     execute(SMALL, folder, resume=True)  # free again
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}])
+def test_a_run_that_began_meanwhile_is_not_lost(options: dict[str, bool], folder: Folder) -> None:
+    def slowly(run: Run, engine: str | None) -> Any:
+        execute(SMALL, folder)
+        return build.training(run, None, engine)
+
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        execute(SMALL, folder, make=slowly, **options)
+    assert len(folder.history()) == SMALL.rounds
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_was_forked_does_not_keep_the_lock(folder: Folder) -> None:
+    with folder.guarded() as hold:
+        folder.path.mkdir()
+        hold()
+        ready, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(told)
+            os.read(ready, 1)  # until the parent closes its end
+            os._exit(0)
+    with folder.guarded() as hold:
+        hold()
+    os.close(told)
+    os.close(ready)
+    os.waitpid(child, 0)
+    assert not folder.holds_run()
 
 
 def test_a_run_may_be_given_more_rounds_but_not_fewer_than_it_has_done(folder: Folder, tmp_path: Path) -> None:

@@ -72,6 +72,18 @@ def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(kind: Callable[.
     assert Split(frozen, 1).units == ("0", "1", "2")
 
 
+@pytest.mark.parametrize("value", [torch.tensor([True, False]), torch.tensor([1, 2]), torch.tensor([torch.nan, 1.0])])
+def test_a_buffer_that_stays_may_be_on_both_sides(value: Tensor) -> None:
+    class Holds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    own = Holds()
+    own.register_buffer("value", value)
+    Split(nn.Sequential(own, nn.Linear(2, 2), own), 1).rehearse(torch.randn(2, 2), torch.tensor([0, 1]))
+    assert "0.value" in dict(nn.Sequential(own).named_buffers())
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_buffer_that_moves_on_both_sides_of_a_cut_is_refused(moves: bool) -> None:
     class Mean(nn.Module):

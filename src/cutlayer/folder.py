@@ -88,18 +88,22 @@ class Folder:
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Give what keeps other processes out from its first call until the end: two at once would mix their rounds."""
+        """Yield a function that locks the folder, once it is there; the lock ends with the block, or with the process.
+
+        Two processes that train one run would mix their rounds. Over NFS only those of one machine are kept apart.
+        """
         handles: list[int] = []
 
         def hold() -> None:
-            if not handles:
+            if not handles and fcntl:
                 handles.append(_locked(self.path))
 
         try:
             yield hold
         finally:
             for handle in handles:
-                os.close(handle)  # the lock goes with it, as it does when a process dies
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the handle too
+                os.close(handle)
 
     def run(self) -> Run:
         """The run that this folder holds."""
@@ -194,18 +198,20 @@ def read_lines(path: Path) -> list[Record]:
 
 
 def _locked(path: Path) -> int:
-    """A handle of the folder with a lock on it, where there are locks."""
-    handle = os.open(path if fcntl else os.devnull, os.O_RDONLY)
+    """A handle of the folder with a lock on it, where the file system has locks."""
     try:
-        if fcntl:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; change its permissions") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise CheckpointError(
             f"{path} is in use: another process trains this run; wait until it ends, or choose another --out"
         ) from None
-    except OSError as error:  # not every file system has locks
-        log.debug("%s cannot be locked: %s", path, error)
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): let no other process train there", path, error.strerror)
     return handle
 
 

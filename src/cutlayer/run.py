@@ -54,7 +54,7 @@ def execute(
         folder.refuse_if_taken()
     simulated: Make = lambda run, engine: build.training(run, root, engine)  # noqa: E731
     with _threads(run.cpu_threads):
-        return _execute(run, folder, make or simulated, resume and not overwrite, on_start, on_round)
+        return _execute(run, folder, make or simulated, resume, overwrite, on_start, on_round)
 
 
 def _execute(
@@ -62,15 +62,16 @@ def _execute(
     folder: Folder,
     make: Make,
     resume: bool,
+    overwrite: bool,
     on_start: Callable[[Training], None] | None,
     on_round: Callable[[Training, Record], None] | None,
 ) -> Training:
     with folder.guarded() as hold:
-        if resume and folder.holds_run():
+        if resume and not overwrite and folder.holds_run():
             hold()
             training = _resumed(run, folder, make, hold)
         else:
-            training = _started(run, folder, make, hold)
+            training = _started(run, folder, make, hold, overwrite)
         if on_start is not None:
             on_start(training)
         if _ended(training, run):
@@ -168,11 +169,15 @@ def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Fo
         partial.rename(folder.pretrained)
 
 
-def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], engine: str | None = None) -> Training:
+def _started(
+    run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool, engine: str | None = None
+) -> Training:
     training = make(run, engine)  # before anything is touched: a mistake in the run leaves no trace
     with writing("the run", folder.path, START_AGAIN):
         folder.path.mkdir(parents=True, exist_ok=True)
         hold()
+        if not overwrite:
+            folder.refuse_if_taken()  # by a run that began while this one was made
         folder.clear()
     _write_surroundings(training, run, folder, START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
@@ -184,7 +189,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     engine = folder.surroundings().get("engine")
     if not folder.store.rounds():
         _check_first_round(run, folder)
-        return _started(run, folder, make, hold, engine)
+        return _started(run, folder, make, hold, overwrite=True, engine=engine)
     content, manifest = folder.store.load()
     _check_same(manifest["config"], run, folder)
     done = content["state"].round

@@ -155,10 +155,14 @@ class Split:
         self._refuse_moving_buffers(model.buffers, buffers)
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
-        """A buffer that a module of the user's own moves would drift apart if both sides of a cut held it."""
+        """A buffer that a module of the user's own moves would drift apart if both sides of a cut held it.
+
+        It is found where these samples move it.
+        """
         names = [name for segment in (self._lower, self._upper, self._top) for name in segment.buffers]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            if not torch.equal(before[name], after[name]):
+            old, new = before[name], after[name]
+            if bool(((old != new) & (new == new)).any()):  # NaN, which differs from itself, has not moved
                 raise _shared(name, type(self.model).__name__)
 
     @property
