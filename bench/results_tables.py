@@ -33,6 +33,7 @@ from packing import SESSIONS
 from cutlayer import recipes
 from cutlayer.config import Run, literal
 from cutlayer.folder import Folder, read_lines
+from cutlayer.recipes.compose import label
 from cutlayer.recipes.recipe import TARGET_SHARE
 from cutlayer.report import Panel
 from cutlayer.training import Record
@@ -149,9 +150,7 @@ def lengths(panel: Panel, groups: Sequence[Group]) -> str:
 
 
 def _original(panel: Panel, group: Group) -> Run:
-    """The run of the recipe."""
-    runs = () if panel.recipe is None else panel.recipe.runs
-    return next((run for run in runs if run.name == group.run.name), group.run)
+    return panel.original(group) or group.run
 
 
 def base(panel: Panel) -> Group:
@@ -161,8 +160,8 @@ def base(panel: Panel) -> Group:
 
 
 def word(group: Group) -> str:
-    """The last word of a run's name."""
-    return group.run.name.rpartition("/")[2]
+    """What a paper calls these runs."""
+    return label(group.run)
 
 
 def other_weights(panel: Panel, group: Group) -> bool:

@@ -156,10 +156,14 @@ class Panel:
         """Where runs differ from the recipe's, in words; each once."""
         return tuple(dict.fromkeys(line for group in self.groups for line in self.departures_of(group)))
 
+    def original(self, group: Group) -> Run | None:
+        """The recipe's run that a group has."""
+        runs = () if self.recipe is None else self.recipe.runs
+        return next((run for run in runs if run.name == unscaled(group.run.name)), None)
+
     def departures_of(self, group: Group) -> list[str]:
         """Where runs of a group differ from the recipe's."""
-        runs = () if self.recipe is None else self.recipe.runs
-        original = next((run for run in runs if run.name == unscaled(group.run.name)), None)
+        original = self.original(group)
         return [] if original is None else _departures(original, group.run)
 
     def as_dict(self) -> dict[str, Any]:
