@@ -34,6 +34,7 @@ format: $(READY)
 # The recorded tables, and how long a script takes, are in bench/README.md.
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/speed.py
+	$(BIN)/python bench/engine_rule.py
 	$(BIN)/python bench/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
 	$(BIN)/python bench/plan.py

@@ -16,14 +16,15 @@ import torch
 from tables import Row, options, show
 from torch import Tensor
 
-from cutlayer import Split, directions, hosfl
+from cutlayer import Split, hosfl
+from cutlayer.core import directions
+from cutlayer.core.state import Part
 from cutlayer.meters.memory import peak
 from cutlayer.models import causal_lm
 from cutlayer.models.shapes import SHAPES
-from cutlayer.optim import adamw
+from cutlayer.optim.optimiser import adamw
 from cutlayer.pieces.hybrid import HybridClient
-from cutlayer.planning.client_memory import ClientMemory, Footprint, client_memory
-from cutlayer.state import Part
+from cutlayer.studies.client_memory import ClientMemory, Footprint, client_memory
 
 BAR = 1.05
 CUT_TENSORS = 2  # the activations and their gradient

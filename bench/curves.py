@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from scipy.stats import t
 
-from cutlayer.trials import Group, Spread, Trial
+from cutlayer.results.trials import Group, Spread, Trial
 
 Axis = Literal["rounds", "samples"]
 Curve = Mapping[int, float]  # accuracy in per cent by round

@@ -17,11 +17,12 @@ from speed import SEED, THREADS, distance
 from tables import Row, options, show
 from torch import Tensor
 
-from cutlayer import Batching, build, iid, methods
-from cutlayer.config import Choice, Run
+from cutlayer import Batching, iid, methods
 from cutlayer.data.sample import Sample
-from cutlayer.simulation import Simulation
-from cutlayer.training import Rounds
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Rounds
 
 BAR = 1.5
 TOLERANCE = 1e-5  # between the models after a round
@@ -107,7 +108,7 @@ def parted(near: "Side", far: "Side") -> float:
 
 def _deployed(served: Fleet, method: Any, run: Run) -> Rounds:
     served.server.method = method
-    return served.server.training(run, None).simulation
+    return served.server.training(run).runner
 
 
 def traffic(served: Fleet) -> int:

@@ -12,12 +12,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from cutlayer import build, config, recipes
-from cutlayer.config import Run
+from cutlayer import recipes
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.folder import Folder
-from cutlayer.run import MAY_CHANGE, ends
-from cutlayer.training import Record
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import MAY_CHANGE, ends
+from cutlayer.runs.training import Record
 
 QUEUE = Path(__file__).with_name("evidence.toml")
 RESULTS = Path(__file__).parent / "results" / "headline"

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from cutlayer import Arrays
-from cutlayer.config import Run
-from cutlayer.remote.certificates import Credentials
-from cutlayer.remote.client import Guest, stay
-from cutlayer.remote.join import Place
-from cutlayer.remote.key_folder import Asked, carry_out
-from cutlayer.remote.serve import Server, Serving, samples_of
-from cutlayer.remote.status import Board
+from cutlayer.remote.device.client import JoinOptions, stay
+from cutlayer.remote.device.join import DeviceSettings
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.server.serve import RunServer, Serving, samples_of
+from cutlayer.runs.config import Run
 
 HOST = "127.0.0.1"
 GIVES_UP = 20.0  # seconds without a server
@@ -35,7 +35,7 @@ class Member(NamedTuple):
 class Fleet(NamedTuple):
     """A server that listens, and what it noted of its clients."""
 
-    server: Server
+    server: RunServer
     board: Board
 
 
@@ -51,18 +51,18 @@ def fleet(run: Run, shares: Sequence[Arrays], processes: int) -> Iterator[Fleet]
         ]
         serving = Serving(listen=f"{HOST}:0", keys=folder / "keys" / "train", deadline=600.0)
         board = Board(name=run.name, method=run.method.name, rounds=run.rounds)
-        server = Server(run, serving, board, samples_of(run, None, None))
-        crews = []
+        server = RunServer(run, serving, board, samples_of(run, None, None))
+        workers = []
         try:
             with server.open() as address:
-                crews = [_started(address, members[k::processes]) for k in range(processes)]
+                workers = [_started(address, members[k::processes]) for k in range(processes)]
                 yield Fleet(server, board)
                 server.done()
-            for crew in crews:
-                crew.join()
+            for worker in workers:
+                worker.join()
         finally:
-            for crew in crews:
-                crew.terminate()
+            for worker in workers:
+                worker.terminate()
 
 
 def _started(address: str, members: Sequence[Member]) -> SpawnProcess:
@@ -89,12 +89,12 @@ def take_part(address: str, members: Sequence[Member]) -> None:
 
 def _join(address: str, member: Member) -> None:
     credentials = Credentials.load(member.keys)
-    guest = Guest(
+    options = JoinOptions(
         address=address,
         name=credentials.name,
         credentials=credentials,
         plugins={},
-        ready=Place(data=str(member.data)).ready,
+        ready=DeviceSettings(data=str(member.data)).ready,
         gives_up_after=GIVES_UP,
     )
-    stay(guest)
+    stay(options)

@@ -33,9 +33,9 @@ from speed import SEED
 from tables import Row, options, show
 
 from cutlayer import Arrays, Batching
-from cutlayer.config import Choice, Run
 from cutlayer.data.sample import Sample
-from cutlayer.remote.key_folder import Asked, carry_out
+from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.runs.config import Choice, Run
 
 APP = Path(__file__).parent / "flower_app"
 WIDTHS, QUICK = (2000, 980), (20, 10)  # of the hidden layers: 8 MiB of parameters, or few
@@ -80,7 +80,7 @@ def compare(run: Run, rounds: int, flower: Path | None, exchanges: int) -> Row:
     torch.manual_seed(SEED)
     share = Arrays(x=torch.randn(8, 64), y=torch.randint(0, 10, (8,)), num_classes=10)
     with fleet(run, [share], processes=1) as served, echo() as exchange:
-        ours = Timed(served.server.training(run, None).simulation)
+        ours = Timed(served.server.training(run).runner)
         ours.rounds(1)
         num_values = sum(v.numel() for v in ours.values().values())
 

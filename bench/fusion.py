@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cutlayer import Arrays, Batching, Split, iid, methods, models, sgd
 from cutlayer.pieces.fuse import Fuse
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 
 BAR = 1.1
 LR, MOMENTUM, DECAY = 0.01, 0.9, 5e-4

@@ -39,15 +39,16 @@ import packing
 from evidence import QUEUE, RESULTS, named
 from packing import MOST, REMARKS, SESSIONS
 
-from cutlayer import build, config, tree
-from cutlayer.checks import check_device
-from cutlayer.config import Run
+from cutlayer.core import tree
+from cutlayer.core.checks import check_device
+from cutlayer.engines.out_of_memory import release
 from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, DataError
-from cutlayer.folder import Folder, read_lines, write
-from cutlayer.run import difference, environment, execute
-from cutlayer.scarcity import release
-from cutlayer.training import Record, Training
-from cutlayer.trials import load
+from cutlayer.results.trials import load
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder, read_lines, write
+from cutlayer.runs.run import difference, environment, execute
+from cutlayer.runs.training import Record, Training
 
 NONE = "–"
 MIB = 2.0**20
@@ -94,7 +95,7 @@ class Watch:
 
     def look_at_size(self, training: Training) -> None:
         """Warn once if checkpoints are too large to go on elsewhere; those of some methods grow."""
-        size = tree.num_bytes((tuple(training.state), training.simulation.memory.content()))
+        size = tree.num_bytes((tuple(training.state), training.runner.memory.content()))
         if size > MOST - SMALL_FILES and not self.warned:
             self.warned = True
             told = f"{size / MIB:.0f} MiB, too large to be packed ({MOST / MIB:.0f} at most)"

@@ -15,11 +15,12 @@ from speed import SEED, distance
 from tables import Row, options, show
 from torch import Tensor
 
-from cutlayer import Arrays, Batching, build, iid, methods
-from cutlayer.config import Choice, Run
+from cutlayer import Arrays, Batching, iid, methods
 from cutlayer.data.sample import Sample
-from cutlayer.simulation import Simulation
-from cutlayer.training import Rounds
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Rounds
 
 TOLERANCE = 1e-5
 
@@ -68,7 +69,7 @@ def measure(case: Case) -> Row:
     near.rounds(1 + case.rounds)
     before = peak()
     with fleet(case.run, shares, case.processes) as served:
-        far = Timed(served.server.training(case.run, None).simulation)
+        far = Timed(served.server.training(case.run).runner)
         far.rounds(1)
         first = served.board.snapshot()
         far.rounds(case.rounds)

@@ -89,7 +89,7 @@ def train(case: Case) -> None:
     import torch
 
     from cutlayer import Arrays, Batching, Split, iid, methods, models, sgd
-    from cutlayer.simulation import Simulation
+    from cutlayer.runs.simulation import Simulation
 
     torch.manual_seed(SEED)
     x, y = torch.randn(NUM_SAMPLES, 1, 8, 8), torch.randint(0, 10, (NUM_SAMPLES,))

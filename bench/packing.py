@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 
 from evidence import PARTIAL, serves
 
-import cutlayer.stored  # noqa: F401 (what checkpoints hold)
 from cutlayer.errors import CheckpointError, ConfigError, DataError
-from cutlayer.folder import Folder, write, writing
-from cutlayer.trials import find
+from cutlayer.results.trials import find
+from cutlayer.runs.folder import Folder, write, writing
 
 ARCHIVE = "headline.tar.gz"
 PIECE = "run.tar."  # and its number

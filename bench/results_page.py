@@ -28,12 +28,13 @@ from results_tables import (
     word,
 )
 
-from cutlayer import figures, recipes, report
-from cutlayer.config import Run
+from cutlayer import recipes
 from cutlayer.errors import ConfigError, CutlayerError
-from cutlayer.folder import Folder, write, writing
-from cutlayer.report import Comparison, Panel
-from cutlayer.training import Record
+from cutlayer.results import figures, report
+from cutlayer.results.report import Comparison, Panel
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder, write, writing
+from cutlayer.runs.training import Record
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -69,8 +70,8 @@ class AlsoOf(Folder):
 
     asked: Run
 
-    def run(self) -> Run:
-        return replace(super().run(), name=self.asked.name, devices=self.asked.devices)
+    def recorded(self) -> Run:
+        return replace(super().recorded(), name=self.asked.name, devices=self.asked.devices)
 
     def history(self) -> list[Record]:
         told = super().history()[: self.asked.rounds]
@@ -122,7 +123,7 @@ def panels(results: Path, listed: Sequence[Run] = ()) -> tuple[Panel, ...]:
     Runs that no recipe has are left out, which is told.
     """
     whole = [folder for folder in report.find([results]) if not folder.path.name.endswith(PARTIAL)]
-    names = {folder: folder.run().name for folder in whole}
+    names = {folder: recipes.present(folder.recorded().name) for folder in whole}
     asked = {_first(name) for name in (*names.values(), *(run.name for run in listed))}
     experiments = [experiment for experiment in recipes.RECIPES if experiment in asked]
     originals = {run.name: run for experiment in experiments for run in recipes.runs(experiment)}

@@ -31,13 +31,13 @@ from headline import NONE, OPTIONS, brief, count, flat, pace, remarks
 from packing import SESSIONS
 
 from cutlayer import recipes
-from cutlayer.config import Run, literal
-from cutlayer.folder import Folder, read_lines
 from cutlayer.recipes.compose import label
 from cutlayer.recipes.recipe import TARGET_SHARE
-from cutlayer.report import Panel
-from cutlayer.training import Record
-from cutlayer.trials import Group
+from cutlayer.results.report import Panel
+from cutlayer.results.trials import Group
+from cutlayer.runs.config import Run, literal
+from cutlayer.runs.folder import Folder, read_lines
+from cutlayer.runs.training import Record
 
 HOUR = 3600.0
 GIB = 2.0**30
@@ -188,13 +188,14 @@ def commands(panel: Panel) -> list[str]:
     for group in panel.groups:
         for trial in group.trials:
             kept = Folder(trial.path).run()
-            names.setdefault(_flags(kept), []).append(f"{kept.name}:{kept.rounds}")
+            name = recipes.present(kept.name)
+            names.setdefault(_flags(kept, name), []).append(f"{name}:{kept.rounds}")
     return [" \\\n    ".join([f"$ python bench/headline.py {flags}", *words]) for flags, words in names.items()]
 
 
-def _flags(run: Run) -> str:
+def _flags(run: Run, name: str) -> str:
     own = f"--runs runs --device {run.device} --engine {run.engine} --precision {run.precision} --seed {run.seed}"
-    original = next(one for one in recipes.runs(run.name.partition("/")[0]) if one.name == run.name)
+    original = next(one for one in recipes.runs(name.partition("/")[0]) if one.name == name)
     return " ".join([own, *(f"--set {shlex.quote(setting)}" for setting in _settings(run, original))])
 
 
@@ -220,7 +221,8 @@ def _machines(panel: Panel) -> list[str]:
 
 def _borrowed(panel: Panel) -> str:
     """Which runs were trained under another name."""
-    others = {g.label: name for g in panel.groups if (name := Folder(g.trials[0].path).run().name) != g.run.name}
+    names = [(g, recipes.present(Folder(g.trials[0].path).run().name)) for g in panel.groups]
+    others = {g.label: name for g, name in names if name != g.run.name}
     return "".join(f" `{label}` is the run {name}, whose content is the same." for label, name in others.items())
 
 

@@ -18,10 +18,11 @@ from hand_written import Client
 from tables import Row, options, show
 from torch import Tensor, nn
 
-from cutlayer import Arrays, Batching, Partition, Split, dirichlet, iid, keys, load, methods, models, sgd
-from cutlayer.batches import Walk
+from cutlayer import Arrays, Batching, Partition, Split, dirichlet, iid, load, methods, models, sgd
+from cutlayer.core import keys
+from cutlayer.core.batches import Walk
 from cutlayer.pieces.sampler import uniform
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 
 THREADS = 2
 SEED = 0
@@ -173,7 +174,7 @@ class Ours:
 
     @property
     def engine(self) -> str:
-        used = self._simulation.engine.name
+        used = self._simulation.engine_name
         return used if used == self._asked else f"{self._asked}: {used}"
 
 

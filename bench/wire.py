@@ -22,10 +22,10 @@ import torch
 from tables import Row, options, show
 from torch import Tensor
 
-from cutlayer.remote.certificates import Credentials, grpc_server_credentials, secure_channel
-from cutlayer.remote.key_folder import Asked, carry_out
-from cutlayer.remote.messages import Answer, FromClient, FromServer, Work
-from cutlayer.remote.wire import CHANNEL_OPTIONS, Decoder, encode
+from cutlayer.remote.identity.certificates import Credentials, grpc_server_credentials, secure_channel
+from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.protocol.messages import Answer, FromClient, FromServer, Work
+from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 
 HOST = "127.0.0.1"
 KB, MB = 2**10, 2**20

@@ -11,15 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import fusing, keys, methods, models
-from cutlayer.batches import Batching, Walk
-from cutlayer.config import Choice, Run
+from cutlayer import methods, models
+from cutlayer.core import keys
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.method import Method
+from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.methods.base import Method
+from cutlayer.engines.graph import compiling
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.simulation import Simulation
-from cutlayer.state import State
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.simulation import Simulation
 
 SIZES = (12, 20, 9, 20, 3)  # in batches of 4: 3, 5, 2 and 5 steps, and a client with less than a batch
 BATCH = Batching(size=4)
@@ -50,7 +52,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         compiled.append(len(list(traced.graph.nodes)))
         return compile(traced, **options)
 
-    monkeypatch.setattr(fusing, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     monkeypatch.setattr(torch, "compile", counted)
     yield compiled
     torch.compiler.reset()

@@ -25,16 +25,17 @@ from typing import Any
 
 import torch
 
-from cutlayer import checkpoint, run
-from cutlayer.config import Run
-from cutlayer.folder import Folder
-from cutlayer.remote import client, join, serve
-from cutlayer.remote.certificates import Credentials
-from cutlayer.remote.messages import Welcome
-from cutlayer.remote.office import Line, Office
-from cutlayer.remote.session import Device, Session
-from cutlayer.remote.status import Board
-from cutlayer.remote.stream import Stream
+from cutlayer.remote.device import client, join
+from cutlayer.remote.device.session import ClientDevice, Session
+from cutlayer.remote.device.stream import Stream
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import Welcome
+from cutlayer.remote.server import serve
+from cutlayer.remote.server.sessions import ClientSession, Sessions
+from cutlayer.runs import checkpoint, run
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
 
 PATIENCE = 60.0  # seconds for anything that a test waits for
 NEVER = 0  # no moment to die at
@@ -62,7 +63,7 @@ class Served:
     run: Run
     folder: Path
     serving: serve.Serving
-    dies_at: int = NEVER  # the moment: letters, answers and writes are counted
+    dies_at: int = NEVER  # the moment: requests, answers and writes are counted
 
 
 # -- in the process ------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def work(orders: Connection) -> None:
     logging.getLogger("cutlayer").setLevel(logging.CRITICAL)
     client.FIRST_PAUSE, client.LONGEST_PAUSE = 0.05, 0.4
     serve.POLL_SECONDS = 0.02
-    for owner, name in ((Line, "send"), (Office, "take"), (run, "append_line")):
+    for owner, name in ((ClientSession, "send"), (Sessions, "take"), (run, "append_line")):
         SERVER.watch(owner, name)
     SERVER.watch_writes()
     CLIENT.watch(Session, "work")
@@ -154,22 +155,22 @@ def join_all(order: Devices, tell: Callable[[str, Any], None]) -> None:
 def join_one(order: Devices, name: str, tell: Callable[[str, Any], None]) -> None:
     keys = None if order.keys is None else Credentials.load(order.keys / "clients" / name)
     state = None if order.state is None else order.state / name
-    guest = client.Guest(
+    options = client.JoinOptions(
         address=order.address,
         name=name,
         credentials=keys,
         plugins={},
-        ready=partial(case_device, state) if order.case else join.Place(data="digits", state=state).ready,
+        ready=partial(case_device, state) if order.case else join.DeviceSettings(data="digits", state=state).ready,
         tells=lambda text: None,
         gives_up_after=order.gives_up_after,
     )
     try:
-        tell("left", (name, client.stay(guest)))
+        tell("left", (name, client.stay(options)))
     except Exception as error:
         tell("left", (name, f"{type(error).__name__}: {error}"))
 
 
-def case_device(state: Path | None, welcome: Welcome) -> Device:
+def case_device(state: Path | None, welcome: Welcome) -> ClientDevice:
     """A client of one of the cases."""
     from conftest import clients_of, images
     from in_process import device
@@ -178,8 +179,8 @@ def case_device(state: Path | None, welcome: Welcome) -> Device:
 
     case, _, shape = welcome.run.partition("/")
     made = device(method_of(case, shape), images(), clients_of(), CASES[case].batching, welcome.client)
-    made.vault.folder = state
-    made.vault.load()
+    made.store.folder = state
+    made.store.load()
     return made
 
 

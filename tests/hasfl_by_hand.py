@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import round_key
 from torch import Tensor, nn
 
-from cutlayer.batches import Batching, Walk
+from cutlayer.core.batches import Batching, Walk
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.split import Split

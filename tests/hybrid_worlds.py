@@ -8,14 +8,15 @@ import torch
 from conftest import clients_of, images, round_key, run, simulation
 from torch import Tensor, nn
 
-from cutlayer import directions, keys, methods, optim, tree
-from cutlayer import simulation as simulation_module
-from cutlayer.memory import Kept
+from cutlayer import methods, optim
+from cutlayer.core import directions, keys, tree
+from cutlayer.core.memory import Kept
+from cutlayer.core.state import Part, State
 from cutlayer.methods import HybridOrder
 from cutlayer.methods.hosfl import PART
-from cutlayer.simulation import Simulation
+from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Part, State
 
 ENGINES = ("loop", "vmap")
 PLAIN = optim.sgd(0.1)
@@ -48,7 +49,12 @@ def world(method: HybridOrder, sizes: Sequence[int] = EQUAL, **options: Any) -> 
 def take_turns(monkeypatch: pytest.MonkeyPatch, *turns: tuple[int, ...]) -> None:
     """These clients take part, round after round."""
     by_key = {round_key(number): ids for number, ids in enumerate(turns)}
-    monkeypatch.setattr(simulation_module, "uniform", lambda ids, num, key: by_key[key])
+
+    def sampled(self: Rounds, number: int, key: int) -> dict[int, int]:
+        present = self.backend.present(number)
+        return {j: present[j] for j in by_key[key]}
+
+    monkeypatch.setattr(Rounds, "_sampled", sampled)
 
 
 def states(sim: Simulation, rounds: int) -> list[State]:

@@ -5,54 +5,59 @@ from typing import Any
 
 from torch import Tensor
 
-from cutlayer.batches import Batching
+from cutlayer.core.batches import Batching
+from cutlayer.core.engine import Engine
+from cutlayer.core.method import Method
+from cutlayer.core.program import Program
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.methods.base import Method
-from cutlayer.program import Program
-from cutlayer.remote.client import packings
-from cutlayer.remote.deployment import Deployment
-from cutlayer.remote.messages import FromClient, Packing, Work
-from cutlayer.remote.office import Answered, Line, Office
-from cutlayer.remote.session import Device, Reply, Session
-from cutlayer.remote.vault import Vault
-from cutlayer.remote.wire import Decoder, encode
+from cutlayer.engines.loop import Loop
+from cutlayer.remote.device.client import packings
+from cutlayer.remote.device.session import ClientDevice, Reply, Session
+from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.protocol.messages import FromClient, Packing, Work
+from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
+from cutlayer.remote.tensors.wire import Decoder, encode
+from cutlayer.runs.rounds import Rounds
 
 
-def device(method: Method, data: Arrays, partition: Partition, batching: Batching, client: int, **more: Any) -> Device:
+def device(
+    method: Method, data: Arrays, partition: Partition, batching: Batching, client: int, **more: Any
+) -> ClientDevice:
     """A client that holds its own samples only."""
-    return Device(
+    return ClientDevice(
         client=client,
         program=Program(method),
         data=data.take(partition.clients[client]),
         batching=batching,
-        vault=Vault(client),
+        store=ClientStore(client),
         **more,
     )
 
 
-def join(office: Office, device: Device, packing: Packing = "raw") -> Line:
+def join(sessions: Sessions, device: ClientDevice, packing: Packing = "raw") -> ClientSession:
     """A session whose answers are there at once, as bytes of the wire bring them."""
-    session = Session(device, office.new_session())
+    session = Session(device, sessions.new_session())
 
     def send(work: Work, tensors: Sequence[Tensor]) -> int:
         reply = session.work(work, [a.cpu() for a in tensors])  # as bytes have no device
         if reply is not None:
             come = carried(reply, packing)
-            office.take(Answered(device.client, session.number, *come))
+            sessions.take(Answered(device.client, session.number, *come))
         return 0
 
-    line = Line(
+    joined = ClientSession(
         client=device.client,
         name=f"client-{device.client}",
-        session=session.number,
+        number=session.number,
         samples=len(device.data),
-        kept=device.vault.statement(),
-        send=send,
+        kept=device.store.statement(),
+        transmit=send,
         close=lambda reason: None,
     )
-    office.join(line)
-    return line
+    sessions.join(joined)
+    return joined
 
 
 def carried(reply: Reply, packing: Packing = "raw") -> tuple[Any, list[Tensor]]:
@@ -71,18 +76,22 @@ def deployment(
     batching: Batching,
     seed: int,
     packing: Packing = "raw",
+    engine: Engine | None = None,
+    deadline: float = 60.0,
+    server_device: str = "cpu",
     **options: Any,
-) -> Deployment:
+) -> Rounds:
     """A deployment whose clients are all there."""
-    office = Office()
+    sessions = Sessions()
     for client in range(len(partition)):
-        join(office, device(method, data, partition, batching, client), packing)
-    return Deployment(
+        join(sessions, device(method, data, partition, batching, client), packing)
+    devices = DeviceBackend(
         method=method,
-        office=office,
+        sessions=sessions,
         sample=data.take([0, 1]),
-        batching=batching,
-        seed=seed,
-        gather=lambda _: tuple(office.lines()),
-        **options,
+        gather=lambda _: tuple(sessions.present()),
+        engine=engine or Loop(),
+        deadline=deadline,
+        device=server_device,
     )
+    return Rounds(method, devices, batching=batching, seed=seed, **options)

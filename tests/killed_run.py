@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from cutlayer import checkpoint, config, folder, run
-from cutlayer.places import Clients
-from cutlayer.simulation import Simulation
+from cutlayer.core.places import Clients
+from cutlayer.runs import checkpoint, config, folder, run
+from cutlayer.runs.simulation import Simulation
 
 
 def die() -> None:

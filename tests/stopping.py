@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cutlayer.batches import Batching
-from cutlayer.checkpoint import pack
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
 from cutlayer.data import Augment
-from cutlayer.run import Folder, execute
-from cutlayer.training import Record, Training
+from cutlayer.runs.checkpoint import pack
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.training import Record, Training
 
 SMALL = Run(
     name="small",

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cutlayer import fusing
-from cutlayer.fusing import Fused
-from cutlayer.kernels import batch_norm as kernels
-from cutlayer.kernels import replacing
-from cutlayer.kernels.batch_norm import batch_norm
-from cutlayer.kernels.replacing import with_own_norms
+from cutlayer.engines.graph import compiling
+from cutlayer.engines.graph.compiling import Compiled
+from cutlayer.engines.graph.kernels import batch_norm as kernels
+from cutlayer.engines.graph.kernels import replacing
+from cutlayer.engines.graph.kernels.batch_norm import batch_norm
+from cutlayer.engines.graph.kernels.replacing import with_own_norms
 from cutlayer.models.resnet import resnet18
 
 KINDS = tuple(product((False, True), (False, True)))
@@ -27,7 +27,7 @@ OWN = torch.ops.cutlayer.batch_norm.default
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusing, "REWRITTEN_ON", ("cpu",))
+    monkeypatch.setattr(compiling, "REWRITTEN_ON", ("cpu",))
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -338,7 +338,7 @@ def test_under_autocast_statistics_stay_in_single_precision(eager: list[int], mo
     net = resnet(dtype=torch.float32).to(memory_format=torch.channels_last)
     x = images(6, torch.float32).x.contiguous(memory_format=torch.channels_last)
     run, values = called(net)
-    found = [fn(x, *values) for fn in (Fused(run), run)]
+    found = [fn(x, *values) for fn in (Compiled(run), run)]
     assert len(eager) == 1 and taken == [torch.bfloat16] * 9
     for mine, torchs in zip(*found, strict=True):
         assert mine.dtype == torchs.dtype
@@ -353,7 +353,7 @@ def test_a_normalisation_without_gradients_does_not_join_what_has_them(eager: li
         return (y + shortcut if adds else y).relu() * shortcut
 
     found = []
-    for fn in (Fused(run), run):
+    for fn in (Compiled(run), run):
         x, shortcut = (pictures(4, 3, 5, 5, seed=k).requires_grad_() for k in (0, 1))
         weight, *running = ones_of(x)
         leaves = x, shortcut, weight.requires_grad_()

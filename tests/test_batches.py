@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlayer import methods, optim
-from cutlayer.batches import Batching, Walk
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.memory import Memory
+from cutlayer.core.meter import Meter
+from cutlayer.core.places import Clients, Step, World
+from cutlayer.core.program import Program
+from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
-from cutlayer.memory import Memory
-from cutlayer.meters.base import Meter
 from cutlayer.pieces.sampler import shuffled, uniform
 from cutlayer.pieces.sizes import Regulated
-from cutlayer.places import Clients, Step, World
-from cutlayer.program import Program
-from cutlayer.reach import Here
 from cutlayer.split import Split
 
 OPT = optim.sgd(0.1)
@@ -35,7 +35,7 @@ def steps(batching: Batching, sizes: tuple[int, ...] = SIZES, **options: Any) ->
     index = clients_of(sizes).clients
     world = World(
         program=Program(object()),
-        reach=Here(engine=Loop(), data=images(), kept=Memory(), key=7),
+        transport=Local(engine=Loop(), data=images(), kept=Memory(), key=7),
         walk=lambda regulated: Walk(batching, index, 7, regulated),
         sizes={j: float(len(i)) for j, i in enumerate(index)},
         key=7,
@@ -259,7 +259,7 @@ def fedavg() -> methods.Method:
 def test_a_client_with_one_sample_takes_no_part() -> None:
     meter = Sizes()
     sim = simulation(fedavg(), partition=clients_of((8, 1, 0, 6)), meters=(meter,))
-    assert sim.ids == (0, 3)
+    assert sim.job.ids == (0, 3)
     sim.round(sim.start())
     assert meter.seen == [{0: 4, 3: 4}, {0: 4}]
 

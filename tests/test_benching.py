@@ -14,11 +14,11 @@ from test_graph_engine import Short
 from cutlayer import benching, cli
 from cutlayer.benching import Case, baselines, cases
 from cutlayer.benching.baselines import ByHand, Limit
-from cutlayer.benching.cases import Problem
+from cutlayer.benching.cases import BenchProblem
 from cutlayer.benching.contenders import OnEngine
+from cutlayer.core.method import global_model
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.errors import ConfigError
-from cutlayer.methods.base import global_model
 from cutlayer.models import resnet_tiny
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -56,7 +56,7 @@ def case(**changes: Any) -> Case:
     return Case(**settings | changes)
 
 
-def after_a_turn(problem: Problem) -> tuple[OnEngine, ByHand]:
+def after_a_turn(problem: BenchProblem) -> tuple[OnEngine, ByHand]:
     """The loop engine and the loop by hand, from the same weights over the same batches."""
     ours, theirs = OnEngine(problem, "loop"), ByHand(problem)
     assert ours.turn() == theirs.turn() == 3 * 4
@@ -67,7 +67,7 @@ def after_a_turn(problem: Problem) -> tuple[OnEngine, ByHand]:
 
 
 def test_the_loop_by_hand_trains_what_the_engine_trains() -> None:
-    problem = Problem(case())
+    problem = BenchProblem(case())
     ours, theirs = after_a_turn(problem)
     assert theirs.loss() == pytest.approx(ours.loss(), rel=1e-5)
     merged = problem.split.export(global_model(ours.state))
@@ -78,7 +78,7 @@ def test_the_loop_by_hand_trains_what_the_engine_trains() -> None:
 
 
 def test_momenta_left_apart_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(case())
+    problem = BenchProblem(case())
     ours = OnEngine(problem, "loop")
     monkeypatch.setattr(baselines, "_fuse", lambda opts: None)
     apart = ByHand(problem)
@@ -88,7 +88,7 @@ def test_momenta_left_apart_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bfloat16_is_near_single_precision_but_not_it() -> None:
-    exact, near = (after_a_turn(Problem(case(precision=precision)))[1].loss() for precision in ("fp32", "bf16"))
+    exact, near = (after_a_turn(BenchProblem(case(precision=precision)))[1].loss() for precision in ("fp32", "bf16"))
     assert near == pytest.approx(exact, rel=2e-2)
     assert near != exact
 
@@ -97,7 +97,7 @@ def test_jax_trains_what_the_loop_by_hand_trains() -> None:
     pytest.importorskip("jax")
     from cutlayer.benching.jax_baseline import JaxVmap, _in_jax
 
-    problem = Problem(case())
+    problem = BenchProblem(case())
     by_hand, in_jax = ByHand(problem), JaxVmap(problem)
     by_hand.turn()
     assert in_jax.turn() == 3 * 4
@@ -114,7 +114,7 @@ def test_jax_trains_what_the_loop_by_hand_trains() -> None:
 
 
 def test_the_limit_is_one_model_on_the_merged_batch() -> None:
-    problem = Problem(case(steps=1))
+    problem = BenchProblem(case(steps=1))
     limit = Limit(problem)
     assert limit.turn() == 3
     assert limit.batch.shape == (3 * 4,)
@@ -129,7 +129,7 @@ def test_the_limit_is_one_model_on_the_merged_batch() -> None:
 
 
 def test_by_default_a_resnet18_is_cut_after_two_blocks() -> None:
-    problem = Problem(case(model="resnet18", clients=1, batch=2))
+    problem = BenchProblem(case(model="resnet18", clients=1, batch=2))
     assert problem.split.units[problem.split.cut - 1] == "layer1.1"
     assert problem.num_params == 11_173_962
 
@@ -239,8 +239,8 @@ def test_a_row_that_fails_tells_why_and_leaves_the_others(monkeypatch: pytest.Mo
 
 
 def test_an_engine_that_had_too_little_memory_is_not_timed() -> None:
-    ours = OnEngine(Problem(case()), "loop")
-    ours.engine, ours.simulation.engine = "graph", Graph(Short(torch.device("cpu")), 3)
+    ours = OnEngine(BenchProblem(case()), "loop")
+    ours.engine, ours.simulation.backend.engine = "graph", Graph(Short(torch.device("cpu")), 3)
     with pytest.raises(ConfigError, match="memory is too short for 3 clients at a time"):
         for _ in range(3):
             ours.turn()

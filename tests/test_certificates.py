@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote import pem
-from cutlayer.remote.authority import Pair, issue, new_ca
-from cutlayer.remote.certificates import (
+from cutlayer.remote.identity import pem
+from cutlayer.remote.identity.authority import CertifiedKey, issue, new_ca
+from cutlayer.remote.identity.certificates import (
     Credentials,
     Identity,
     grpc_channel_credentials,
@@ -29,7 +29,7 @@ from cutlayer.remote.certificates import (
     identity_of,
     secure_channel,
 )
-from cutlayer.remote.key_folder import Asked, carry_out, read_ca
+from cutlayer.remote.identity.key_folder import Asked, carry_out, read_ca
 
 SECONDS = 5.0  # until a refusal counts as a hang
 
@@ -48,7 +48,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "keys"))
 
 
-def write_party(folder: Path, ca: Pair, pair: Pair) -> Path:
+def write_party(folder: Path, ca: CertifiedKey, pair: CertifiedKey) -> Path:
     """The folder of a party as `cutlayer keys` would leave it, whatever is in the certificate."""
     folder.mkdir()
     for name, data in (("ca.pem", ca.certificate_pem), ("cert.pem", pair.certificate_pem), ("key.pem", pair.key_pem)):
@@ -291,7 +291,7 @@ class TestHandshake:
         assert asked_of(ca, pairs[own], Credentials.load(made / "clients/ann")) == ("UNAVAILABLE", 0)
 
 
-def with_purposes(ca: Pair, own: Pair, *purposes: x509.ObjectIdentifier) -> Pair:
+def with_purposes(ca: CertifiedKey, own: CertifiedKey, *purposes: x509.ObjectIdentifier) -> CertifiedKey:
     """The same certificate but for what it may be used for."""
     old = own.certificate
     builder = x509.CertificateBuilder(
@@ -302,10 +302,10 @@ def with_purposes(ca: Pair, own: Pair, *purposes: x509.ObjectIdentifier) -> Pair
         is_purpose = isinstance(extension.value, x509.ExtendedKeyUsage)
         value = x509.ExtendedKeyUsage(purposes) if is_purpose else extension.value
         builder = builder.add_extension(value, extension.critical)
-    return Pair(certificate=builder.sign(ca.key, SHA256()), key=own.key)
+    return CertifiedKey(certificate=builder.sign(ca.key, SHA256()), key=own.key)
 
 
-def asked_of(ca: Pair, own: Pair, client: Credentials) -> tuple[list[bytes] | str, int]:
+def asked_of(ca: CertifiedKey, own: CertifiedKey, client: Credentials) -> tuple[list[bytes] | str, int]:
     """What a server that shows this certificate is told, and how often its handler ran."""
     credentials = grpc.ssl_server_credentials([(own.key_pem, own.certificate_pem)], ca.certificate_pem, True)
     with serving(credentials) as echo:

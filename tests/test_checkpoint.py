@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from cutlayer import optim
-from cutlayer.checkpoint import Store, pack, register, unpack
+from cutlayer.core.state import Grads, Model, Part, State
+from cutlayer.core.tree import storable
 from cutlayer.errors import CheckpointError
-from cutlayer.state import Grads, Model, Part, State
+from cutlayer.runs.checkpoint import Store, pack, unpack
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -93,6 +94,7 @@ def test_a_state_survives_bit_for_bit(store: Store) -> None:
         [math.inf, -math.inf, math.nan, -0.0, 0.1, 5e-324, 1.7976931348623157e308],
         (1, True, False, None, "text", "", 2**80, -3, 1.0, (), [], {}),
         {"float": "tensor", "dict": {"tuple": [1]}, "__metadata__": torch.ones(1)},
+        {1: torch.zeros(1), "1": torch.ones(1), "~21": torch.ones(2), -1: torch.ones(3), "-1": {0: "text", 2: None}},
         torch.tensor(2.5),
         torch.empty(0, 3),
         {"nan": torch.tensor([math.nan, -0.0, math.inf]), "byte": torch.tensor([255], dtype=torch.uint8)},
@@ -148,26 +150,27 @@ def test_further_classes_must_be_registered(tmp_path: Path) -> None:
         "a checkpoint cannot hold the Wrapper at /memory/0; "
         "use tensors, plain numbers, strings, lists, tuples, dicts or a registered class."
     )
-    assert register(Couple) is Couple
-    register(Couple)
+    assert storable(Couple) is Couple
+    storable(Couple)
     Store(tmp_path).save(0, Couple(torch.ones(2), Couple(1, None)), {})
     assert_same(Store(tmp_path).load()[0], Couple(torch.ones(2), Couple(1, None)))
 
     with pytest.raises(CheckpointError) as caught:
-        register(namedtuple("Couple", ["left"]))
+        storable(namedtuple("Couple", ["left"]))
     assert str(caught.value) == "two classes named 'Couple' cannot both be stored; rename one of them."
 
 
 def test_a_class_that_has_changed_is_named() -> None:
     with pytest.raises(CheckpointError) as caught:
-        unpack({}, {"Model": {"params": {"dict": {}}, "extra": None}})
+        unpack({}, {"structure": ["Model", ["params", "extra"], [["dict", [], []], None]], "leaves": []})
     assert str(caught.value) == "it holds a Model(params, extra), which this version of cutlayer does not know"
 
 
 @pytest.mark.parametrize(
     ("content", "manifest", "message"),
     [
-        ({1: 2}, {}, "a checkpoint cannot hold the key 1 at /; use strings as keys."),
+        ({1.5: 2}, {}, "a checkpoint cannot hold the key 1.5 at /; use strings or whole numbers as keys."),
+        ({"a": {True: 2}}, {}, "a checkpoint cannot hold the key True at /a; use strings or whole numbers as keys."),
         (
             torch.zeros(1, dtype=torch.complex128),
             {},
@@ -214,7 +217,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(store: Store, failing: str, m
 
     with monkeypatch.context() as patch:
         if failing == "write":
-            patch.setattr("cutlayer.checkpoint._write", half_written)
+            patch.setattr("cutlayer.runs.checkpoint._write", half_written)
         else:
             patch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), full)
         with pytest.raises(CheckpointError) as caught:
@@ -326,6 +329,16 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(1)}, store.path(0))
     with pytest.raises(CheckpointError, match="is damaged or no checkpoint: 'skeleton'"):
         store.load(0)
+
+
+def test_a_file_of_another_format_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutlayer.runs.checkpoint.FORMAT", "3")
+    with pytest.raises(CheckpointError) as caught:
+        store.load(2)
+    assert str(caught.value) == (
+        f"{store.path(2)} cannot be used: it has the format 2 of another version of cutlayer, and this one reads 3; "
+        "go on with the version that wrote it. Restore it from a backup, or resume from another round."
+    )
 
 
 def test_keep_must_leave_one(tmp_path: Path) -> None:

@@ -12,15 +12,16 @@ import typer.main
 from test_profile import RESNET18
 
 import cutlayer
-from cutlayer import cli, recipes, simulation
+from cutlayer import cli, recipes
 from cutlayer.cli import catalogue, choose, launch
-from cutlayer.config import Run
 from cutlayer.data import sources
-from cutlayer.folder import Folder
 from cutlayer.methods import METHODS
 from cutlayer.recipes.recipe import Recipe
 from cutlayer.recipes.scale import scaled
-from cutlayer.training import Record, Training
+from cutlayer.runs import simulation
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.training import Record, Training
 
 RUN_OPTIONS = {
     "what",
@@ -44,6 +45,7 @@ FROZEN = {
     "keys": {"folder", "--clients", "--server", "--days", "--renew", "--revoke", "--json"},
     "serve": {
         "what",
+        "--engine",
         "--keys",
         "--listen",
         "--insecure",
@@ -163,7 +165,7 @@ FROZEN = {
         "--output",
         "--json",
     },
-    "list": {"kind", "--json"},
+    "list": {"kind", "--plugin", "--json"},
 }
 
 SHORT = ["--rounds", "2", "--engine", "loop"]
@@ -275,7 +277,7 @@ def test_quiet_says_nothing_on_the_way(say: Any) -> None:
 
 def test_auto_says_which_engine_and_why(say: Any) -> None:
     said = say("run", "digits", "--only", "fedavg", "--rounds", "1")
-    assert said.err.startswith("engine auto: ") and "a step of 10 clients takes loop " in said.err
+    assert said.err.startswith("engine auto: ") and "a client's batch takes " in said.err
 
 
 def test_a_file_spells_a_run(say: Any) -> None:
@@ -299,7 +301,7 @@ def test_a_file_changes_a_recipe(say: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model' or 'augment'?"),
+        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model' or 'meters'?"),
         (
             'method = "fedavgg"',
             "unknown method 'fedavgg' in mine.toml, [method]; did you mean 'fedavg' or 'fedavgm' or 'fednag'?",
@@ -378,7 +380,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "cuts --method sfl_v1 --set method=fedprox",
             f"fedprox trains the whole model at the client, so it has no cut to study; use some of {WITH_A_CUT}",
         ),
-        ("list method", "unknown kind 'method'; did you mean 'methods' or 'models'?"),
+        ("list method", "unknown kind 'method'; did you mean 'methods' or 'models' or 'meters'?"),
     ],
 )
 def test_mistakes_on_the_command_line(say: Any, words: str, message: str) -> None:
@@ -521,7 +523,10 @@ def test_profile_of_a_model_that_reads_characters(say: Any) -> None:
 
 def test_list_names_everything(say: Any) -> None:
     found = say("list", "--json").json
-    assert list(found) == ["recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "devices"]
+    assert list(found) == [
+        *("recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "schedules", "devices"),
+        *("meters", "codecs", "samplers"),
+    ]
     assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
     assert all(e["about"] for entries in found.values() for e in entries)
     sgd = next(e for e in found["optimisers"] if e["name"] == "sgd")

@@ -10,11 +10,11 @@ import matplotlib.image
 import pytest
 from test_cli import mistake, say  # noqa: F401
 
-from cutlayer import config
 from cutlayer.cli import plan as planning
-from cutlayer.config import Choice, Run
-from cutlayer.folder import Folder
 from cutlayer.planning.profile import profile
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 
 THREE = """name,tflops,mbit_per_s_up,mbit_per_s_down,memory_gb
 watch,0.0001,2,4,0.1

@@ -12,18 +12,18 @@ from conftest import SIZES, agree, clients_of, images, resnet, round_key, run, s
 from torch import Tensor, nn
 
 from cutlayer import methods, models, optim
-from cutlayer.batches import Batching
+from cutlayer.core import tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.method import Method
+from cutlayer.core.values import Held
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition, dirichlet
 from cutlayer.errors import ConfigError
-from cutlayer.methods.base import Method
 from cutlayer.pieces.sampler import shuffled, uniform
 from cutlayer.planning.devices import REFERENCE_FLOPS, Device, Devices, Pool
 from cutlayer.planning.profile import profile
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.values import Held
 
 OPT = optim.sgd(0.1, momentum=0.9)
 JOINT = optim.sgd(0.1, clip=0.5, clip_scope="joint")
@@ -293,7 +293,7 @@ def test_a_random_cut_takes_the_time_of_the_cut_that_was_drawn() -> None:
     state, cuts = sim.start(), []
     for _ in range(5):
         before, state = sim.clock.now, sim.round(state)
-        cuts.append(1 + state.memory["cut"])
+        cuts.append(1 + state.memory.cut)
         assert sim.clock.now - before == close(stepwise(of("cnn", cuts[-1], mixed(4)), BATCHES))
     assert set(cuts) == {1, 2, 3}
 
@@ -370,7 +370,7 @@ def test_time_does_not_depend_on_the_engine(name: str, opt: Any, head: int | Non
     def told(engine: str, **options: Any) -> tuple[float, float]:
         sim = timed(build(name, "cnn", 2, head, opt), CROSSED, engine=engine, **options)
         run(sim, 1)
-        assert sim.engine.name == engine
+        assert sim.backend.engine.name == engine
         return sim.clock.now, sim.clock.client_flops
 
     assert told("loop") == told("vmap") == told("vmap", chunk=2)
@@ -459,11 +459,7 @@ def test_a_function_that_looks_at_its_values_is_charged_all_the_same() -> None:
 
 
 def without_times(value: Any) -> Any:
-    if isinstance(value, Held):
-        return value._replace(ready=0.0)
-    if isinstance(value, State):
-        return State(*map(without_times, value))
-    return {k: without_times(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return tree.replace(Held, lambda held: replace(held, ready=0.0), value)
 
 
 @pytest.mark.parametrize("name", NAMES)

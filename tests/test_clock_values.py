@@ -12,16 +12,17 @@ from conftest import clients_of, images, run, simulation
 from torch import Tensor
 
 from cutlayer import models, optim
-from cutlayer.batches import Batching
-from cutlayer.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS, STATISTICS, SYNC
-from cutlayer.methods.base import with_one_server
-from cutlayer.places import Clients
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS, STATISTICS, SYNC
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.program import at_client
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.core.values import PerClient
+from cutlayer.pieces.start import with_one_server
 from cutlayer.planning.devices import Device, Devices
-from cutlayer.program import at_client
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.values import PerClient
 
 # -- time travels with values ------------------------------------------------------------------------------------
 
@@ -65,6 +66,7 @@ class Scene(NamedTuple):
         return rows
 
 
+@method
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """A method whose round is a story."""

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cutlayer import config, optim
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import optim
+from cutlayer.core.batches import Batching
+from cutlayer.core.precision import PRECISIONS
 from cutlayer.errors import ConfigError, CutlayerError, UnknownNameError
 from cutlayer.models import MODELS
 from cutlayer.models.parts import Init
-from cutlayer.precision import PRECISIONS
-from cutlayer.schedules import constant, cosine, warmup
+from cutlayer.optim.schedules import constant, cosine, warmup
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
 
 
 def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
@@ -31,9 +32,10 @@ def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
 REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
-    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, method, model, name, "
-    "optimiser, partition, per_client, per_round, precision, rounds, sample, "
-    "seed, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, weights.",
+    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, meters, method, "
+    "model, name, optimiser, partition, per_client, per_round, precision, rounds, sample, sampler, "
+    "seed, server_engine, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, "
+    "weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
     "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
@@ -149,9 +151,11 @@ def test_the_written_form_is_this() -> None:
         batching=Batching(size=8),
     )
     assert config.dumps(run) == (
-        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\ncut = 1\n'
+        'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\n'
+        'sampler = "uniform"\ncut = 1\n'
         "freeze_norms = false\nrounds = 20\nuntil_converged = false\n"
-        'seed = 0\nengine = "auto"\ndevice = "cpu"\nprecision = "fp32"\neval_every = 1\nper_client = false\n'
+        'seed = 0\nengine = "auto"\nserver_engine = "auto"\ndevice = "cpu"\nprecision = "fp32"\n'
+        "eval_every = 1\nper_client = false\n"
         "checkpoint_every = 1\n\n"
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'

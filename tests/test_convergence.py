@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cutlayer import run as running
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
-from cutlayer.convergence import Converged, accuracies, converged
-from cutlayer.folder import Folder
-from cutlayer.run import execute
-from cutlayer.training import Training
+from cutlayer.core.batches import Batching
+from cutlayer.runs import run as running
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.convergence import Converged, accuracies, converged
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import execute
+from cutlayer.runs.training import Training
 
 
 def by_round(*values: float) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Specifies crews of virtual clients and what travels between them and a round."""
+"""Specifies the virtual clients of a worker and what travels between them and a round."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from conftest import agree, images, resnet
 
 from cutlayer import methods, optim
-from cutlayer.batches import Batching
-from cutlayer.remote.crew import Crew, Kit, Share, Sheet
-from cutlayer.remote.post import Item, bundled
-from cutlayer.remote.vault import Entry
+from cutlayer.core.batches import Batching
+from cutlayer.remote.device.store import StoredValue
+from cutlayer.remote.ray.dispatch import PendingWork, bundled
+from cutlayer.remote.ray.worker import ClientSetup, NumpyTensor, VirtualClients, WorkerSamples
 from cutlayer.split import Split
 
 
@@ -20,42 +20,45 @@ from cutlayer.split import Split
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
 def test_a_tensor_comes_back_from_a_read_only_array(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[1.5, 0.0], [2.0, 1.0]]).to(dtype)
-    sheet = Sheet.of(tensor)
-    sheet.array.flags.writeable = False
-    view, copy = sheet.view(), sheet.copy()
+    array = NumpyTensor.of(tensor)
+    array.array.flags.writeable = False
+    view, copy = array.view(), array.copy()
     agree([view, copy], [tensor, tensor], 0)
     assert view.data_ptr() == tensor.data_ptr() != copy.data_ptr()
 
 
 def test_tensors_are_bundled_by_the_crews_that_they_go_to() -> None:
     model, first, second = (torch.zeros(1) for _ in range(3))
-    items = {0: [Item(0, None, [model, first]), Item(2, None, [model])], 1: [Item(1, None, [second, model])]}  # type: ignore[arg-type]
+    items = {
+        0: [PendingWork(0, None, [model, first]), PendingWork(2, None, [model])],
+        1: [PendingWork(1, None, [second, model])],
+    }  # type: ignore[arg-type]
     found = {who: [id(a) for a in tensors] for who, tensors in bundled(items).items()}
     assert found == {frozenset({0, 1}): [id(model)], frozenset({0}): [id(first)], frozenset({1}): [id(second)]}
 
 
-def crew_of(index: Mapping[int, Any]) -> Crew:
+def clients_of(index: Mapping[int, Any]) -> VirtualClients:
     data = images()
     method = methods.build("fedavg", Split(resnet(), 1), optim.sgd(0.1), optim.sgd(0.1))
-    kit = Kit(method=method, batching=Batching(size=4), augment=None)
-    return Crew(kit, Share.of(data, index))
+    setup = ClientSetup(method=method, batching=Batching(size=4), augment=None)
+    return VirtualClients(setup, WorkerSamples.of(data, index))
 
 
 def test_a_client_of_a_crew_holds_its_own_samples_and_nothing_of_a_round_that_is_over() -> None:
-    crew = crew_of({1: np.array([3, 5]), 4: np.array([0, 7, 9])})
-    data = crew._device(4).data
+    clients = clients_of({1: np.array([3, 5]), 4: np.array([0, 7, 9])})
+    data = clients._device(4).data
     agree((data.x, data.y), (images().x[[0, 7, 9]], images().y[[0, 7, 9]]), 0)
-    assert data.x.untyped_storage().data_ptr() == crew._samples.x.untyped_storage().data_ptr()  # a view, no copy
-    assert crew.meet({1: 10, 4: 11}) == {1: (), 4: ()}
-    assert list(crew._sessions) == [1, 4]
-    assert crew.meet({}) == {} and crew._sessions == {}
+    assert data.x.untyped_storage().data_ptr() == clients._samples.x.untyped_storage().data_ptr()  # a view, no copy
+    assert clients.begin({1: 10, 4: 11}) == {1: (), 4: ()}
+    assert list(clients._sessions) == [1, 4]
+    assert clients.begin({}) == {} and clients._sessions == {}
 
 
 def test_clients_of_a_crew_that_keep_the_same_share_it() -> None:
-    crew = crew_of({j: np.array([j]) for j in range(3)})
-    crew.meet({0: 1, 1: 2, 2: 3})
+    clients = clients_of({j: np.array([j]) for j in range(3)})
+    clients.begin({0: 1, 1: 2, 2: 3})
     for j, value in enumerate((1.0, 1.0, 2.0)):
-        crew._vaults[j].entries["part"] = Entry(5, 9, {"w": torch.full((2,), value)})
-    crew.meet({})
-    first, second, third = (crew._vaults[j].entries["part"].value for j in range(3))
+        clients._stores[j].entries["part"] = StoredValue(5, 9, {"w": torch.full((2,), value)})
+    clients.begin({})
+    first, second, third = (clients._stores[j].entries["part"].value for j in range(3))
     assert first is second and first is not third and third["w"].tolist() == [2.0, 2.0]

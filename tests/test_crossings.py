@@ -9,20 +9,22 @@ import torch
 from conftest import TOLD, fit_for, images, resnet, run, simulation
 from torch import Tensor
 
-from cutlayer import methods, optim, tree
-from cutlayer.batches import Index
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.batches import Index
+from cutlayer.core.engine import Fn, Ids
+from cutlayer.core.kinds import ACTIVATIONS, MODEL, SETTINGS, Kind
+from cutlayer.core.meter import Direction, Meter
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.program import Program, at_client
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Part, State
+from cutlayer.core.values import Block, PerClient
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import Fn, Ids
 from cutlayer.engines.loop import Loop
-from cutlayer.kinds import ACTIVATIONS, MODEL, SETTINGS, Kind
-from cutlayer.meters.base import Direction, Meter
 from cutlayer.pieces.client import SplitClient
-from cutlayer.places import Clients
-from cutlayer.program import Program, at_client
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Part, State
-from cutlayer.values import Block, PerClient
 
 OPT = optim.sgd(0.1, momentum=0.9)
 
@@ -89,7 +91,7 @@ def leaks(crossed: list[Tensor], secrets: list[Tensor]) -> Iterator[tuple[Tensor
 def watch(method: methods.Method) -> tuple[Watched, Crossings]:
     meter = Crossings()
     sim = simulation(method, images(), meters=(meter,))
-    sim.engine = engine = Watched(sim.program)
+    sim.backend.engine = engine = Watched(sim.program)
     run(sim, rounds=1)
     return engine, meter
 
@@ -137,6 +139,7 @@ def test_labels_never_cross_in_a_u_shape(name: str) -> None:
     assert len(list(leaks(crossings.between("server"), two_part.labels))) == batches  # the search does find
 
 
+@method
 @dataclass(frozen=True, kw_only=True)
 class Liar:
     """A method with a function that lies about what it gives; that is the law's limit, and for its reader to see."""

@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from cutlayer.config import Run
-from cutlayer.trials import Group, Trial
+from cutlayer.results.trials import Group, Trial
+from cutlayer.runs.config import Run
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from cutlayer.cli.study import planned
-from cutlayer.config import Choice, Run
 from cutlayer.recipes.compose import label
 from cutlayer.recipes.cut_study import study
+from cutlayer.runs.config import Choice, Run
 
 BASE = Run(name="mine/anything", model=Choice("mlp", {"hidden": (8, 8)}), rounds=7)
 

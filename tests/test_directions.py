@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cutlayer import directions
-from cutlayer.state import Tensors
+from cutlayer.core import directions
+from cutlayer.core.state import Tensors
 
 U64 = 1 << 64
 

@@ -8,16 +8,16 @@ from conftest import agree, images, resnet
 from torch import nn
 
 from cutlayer import Arrays, Batching, Split, iid, optim, train
-from cutlayer.engines.base import Engine
+from cutlayer.core.engine import Engine
+from cutlayer.core.kinds import MODEL
+from cutlayer.core.servers import Server
+from cutlayer.core.state import Part, Tensors
+from cutlayer.core.values import PerClient, shared
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import CutError
-from cutlayer.kinds import MODEL
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods import sfl_v1
-from cutlayer.servers import Server
-from cutlayer.state import Part, Tensors
-from cutlayer.values import PerClient, shared
 
 ENGINES = [Loop(), Vmap(), Vmap(chunk=2)]
 IDS = (0, 1, 2, 3)

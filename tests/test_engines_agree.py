@@ -25,14 +25,15 @@ from conftest import (
 from torch import Tensor, nn
 
 from cutlayer import methods, optim
-from cutlayer.batches import Batching
+from cutlayer.core import tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import State
+from cutlayer.core.values import Held
 from cutlayer.meters.ledger import Ledger
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.values import Held
 
 
 class Case(NamedTuple):
@@ -121,11 +122,7 @@ class Outcome(NamedTuple):
 
 def plain(value: Any) -> Any:
     """The values alone, wherever they are held."""
-    if isinstance(value, Held):
-        return value.tree
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return tuple(plain(v) for v in value) if type(value) is tuple else value
+    return tree.replace(Held, lambda held: held.tree, value)
 
 
 def outcome(case: str, opt: str, shape: str, dtype: torch.dtype, **engine: Any) -> Outcome:

@@ -12,6 +12,7 @@ from hasfl_by_hand import Samples, World, averaged, copies, mean, parameters
 from torch import Tensor, nn
 
 from cutlayer import methods, optim
+from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
@@ -19,10 +20,9 @@ from cutlayer.methods import Hasfl
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Bound, Costs, Fleet, Latency, Problem
 from cutlayer.planning.profile import profile
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.training import Training
 
 ENGINES = ("loop", "vmap")
 LR = 0.05
@@ -87,7 +87,7 @@ def rounds_of(method: Hasfl, num: int, world: World = WORLD, **options: Any) -> 
 
 
 def deepest(state: State) -> int:
-    return max(state.memory["plan"]["cuts"].values())
+    return max(state.memory.plan.cuts.values())
 
 
 class Estimated(NamedTuple):
@@ -175,7 +175,7 @@ def trained(
 
 
 def assert_told(method: Hasfl, state: State, expected: Estimated) -> None:
-    told = method.told(state)["bound"]
+    told = method.metrics(state)["bound"]
     assert told["lr"] == LR
     for name, value in expected._asdict().items():
         agree(torch.tensor(told[name], dtype=torch.float64), value, 1e-9)
@@ -198,7 +198,7 @@ def test_the_estimates_are_those_of_the_same_batches_by_hand(plan: str, expected
     """From the first ones, half of a new beta and a tenth of new noise and slopes enter; the gap is replaced."""
     method, net, known = hasfl(**PLANS[plan]), layers(), probed()
     for number, state in enumerate(rounds_of(method, 3, engine=engine)):
-        sizes = tuple(state.memory["plan"]["batches"].values())
+        sizes = tuple(state.memory.plan.batches.values())
         assert deepest(state) == expected and min(sizes) > 1
         net, new = trained(net, number, expected, sizes, (0, 1, 2))
         known = known.renewed(new)
@@ -254,7 +254,7 @@ def test_beta_of_a_parabola_is_its_curvature(engine: str) -> None:
     method = hasfl((1, 1, 1), "planned", net, costs=table)
     curvature = sum(n * a * a for n, a in zip(held, scale, strict=True)) / sum(held)
     for state in rounds_of(method, 2, world, engine=engine):
-        told = method.told(state)["bound"]
+        told = method.metrics(state)["bound"]
         assert told["beta"] == pytest.approx(curvature, rel=1e-9)
         assert told["noise"][0] == told["slope"][0] == 0  # a layer without parameters
         assert told["noise"][1] > 0 and told["slope"][1] > 0
@@ -266,7 +266,7 @@ def test_noise_of_equal_samples_is_none() -> None:
     world = WORLD._replace(data=Arrays(x=x, y=x[:, 0]))
     method = hasfl()
     (state,) = rounds_of(method, 1, world)
-    told = method.told(state)["bound"]
+    told = method.metrics(state)["bound"]
     assert told["noise"] == [0.0] * NUM_UNITS
     assert min(told["slope"]) > 0
     assert_told(method, state, probed(world).renewed(first_round(world, deepest(state))))
@@ -289,9 +289,9 @@ def test_a_plan_is_made_of_what_is_known_when_its_round_begins(engine: str) -> N
         plan = method.policy(
             (0, 1, 2), batch=4, cut=1, samples=dict(enumerate(HELD)), key=0, bound=bound, previous=None
         )
-        assert state.memory["plan"]["cuts"] == {str(j): cut for j, cut in plan.cuts.items()}
-        assert state.memory["plan"]["batches"] == {str(j): batch for j, batch in plan.batches.items()}
-        told = method.told(state)["bound"]
+        assert state.memory.plan.cuts == plan.cuts
+        assert state.memory.plan.batches == plan.batches
+        told = method.metrics(state)["bound"]
         known = Estimated(*(torch.tensor(told[name], dtype=torch.float64) for name in Estimated._fields))
 
 
@@ -308,10 +308,10 @@ def test_a_client_that_is_not_finite_is_left_out_of_the_estimates(engine: str) -
     """They are those of the other two, as if it held no samples."""
     method = hasfl(target=FAR)
     sick = sim_of(method, engine=engine)
-    sick.data = spoilt(1)
+    sick.job.data = spoilt(1)
     first, _, third = WORLD.partition.clients
     absent = WORLD._replace(partition=Partition((first, first[:0], third)))
-    found, expected = (method.told(s.round(s.start())) for s in (sick, sim_of(method, absent, engine=engine)))
+    found, expected = (method.metrics(s.round(s.start())) for s in (sick, sim_of(method, absent, engine=engine)))
     assert found["plan"]["cuts"]["0"] == expected["plan"]["cuts"]["0"]
     for name, value in expected["bound"].items():
         assert found["bound"][name] == pytest.approx(value, rel=1e-9)
@@ -321,9 +321,9 @@ def test_nobody_finite_leaves_the_estimates_as_they_were_or_nothing_to_plan_by()
     method = hasfl()
     sim = sim_of(method)
     first = sim.round(sim.start())
-    sim.data = spoilt(0, 1, 2)
+    sim.job.data = spoilt(0, 1, 2)
     second = sim.round(first)
-    assert method.told(second)["bound"] == method.told(first)["bound"]
+    assert method.metrics(second)["bound"] == method.metrics(first)["bound"]
     with pytest.raises(ConfigError, match=r"^no client's gradients are finite, so there is nothing to plan by"):
         sim.round(sim.start())
 
@@ -343,7 +343,7 @@ def test_what_is_looked_at_crosses_and_is_counted(engine: str) -> None:
     sim = sim_of(hasfl(target=FAR), engine=engine)
     states = [sim.round(sim.start())]
     states.append(sim.round(states[0]))
-    cuts = [[state.memory["plan"]["cuts"][str(j)] for j in range(3)] for state in states]
+    cuts = [[state.memory.plan.cuts[j] for j in range(3)] for state in states]
     first = [min(32, n) for n in HELD]
     for j, batch in enumerate(BATCHES):
         tried, even = first[j], first[j] // 2 * 2
@@ -399,7 +399,7 @@ def test_looking_takes_the_time_of_two_more_steps(engine: str) -> None:
     state, end = sim.start(), 0.0
     for number in range(3):
         state = sim.round(state)
-        (batch,) = set(state.memory["plan"]["batches"].values())
+        (batch,) = set(state.memory.plan.batches.values())
         a_round, halves = seconds(batch, 2), seconds(batch // 2 * 2, 2)
         trains = INTERVAL * a_round.split + 2 * halves.split
         assert batch > 1
@@ -416,8 +416,8 @@ def test_looking_takes_the_time_of_two_more_steps(engine: str) -> None:
 def test_a_plan_that_needs_no_estimates_looks_at_nothing() -> None:
     sim = sim_of(hasfl("random", "random"))
     state = run(sim, 2)
-    assert "up_statistics" not in sim.ledger.totals and state.memory["estimates"] is None
-    told = Training(simulation=sim_of(hasfl((1, 2, 1)))).round()
+    assert "up_statistics" not in sim.ledger.totals and state.memory.estimates is None
+    told = Training(runner=sim_of(hasfl((1, 2, 1)))).round()
     assert "bound" not in told and "plan" in told
 
 

@@ -10,10 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from cutlayer import config, recipes
-from cutlayer.config import Choice, Run
+from cutlayer import recipes
 from cutlayer.errors import ConfigError, CutlayerError
-from cutlayer.folder import Folder
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = 'set = { engine = "loop", clients = 4, per_round = 2 }\n'

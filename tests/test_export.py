@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cutlayer import models
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
 from cutlayer.data import load
-from cutlayer.run import Folder, execute
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
 
 SMALL = Run(
     name="small",

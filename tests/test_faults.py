@@ -24,11 +24,12 @@ from conftest import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cutlayer import methods, optim, tree
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.split import Split
-from cutlayer.state import State
 
 OPT = optim.sgd(0.05, momentum=0.9)
 ENGINES = ("loop", "vmap")
@@ -161,7 +162,7 @@ def test_a_client_that_stopped_starts_again_in_the_next_round(case: str) -> None
     name, options = CASES[case]
     sim = simulation(methods.build(name, Split(resnet(), 1), OPT, OPT, **options), bad_data())
     first = sim.round(sim.start())
-    sim.data = images()
+    sim.job.data = images()
     second = sim.round(first)
     assert (report(second)["stopped"], report(second)["batches"]) == (0, 16)
     assert distance(values(second), values(first)) > 1e-3

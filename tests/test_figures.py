@@ -12,14 +12,17 @@ import pytest
 from matplotlib.figure import Figure
 from test_report import FEDAVG, SPLIT, left
 
-from cutlayer import figures, recipes, report
+from cutlayer import recipes
 from cutlayer.cli.cut_table import cut_table
-from cutlayer.config import Choice, Run
-from cutlayer.cuts import CutRow, CutStudy, Line
 from cutlayer.errors import ConfigError
-from cutlayer.figures.style import COLOURS, looks
 from cutlayer.recipes import Apart, Recipe, Sweep
-from cutlayer.trials import Spread
+from cutlayer.results import figures, report
+from cutlayer.results.figures.style import COLOURS, looks
+from cutlayer.results.trials import Spread
+from cutlayer.runs.config import Choice, Run
+from cutlayer.studies import cuts_figure, overlap_figure
+from cutlayer.studies.cuts import CutLine, CutRow, CutStudy
+from cutlayer.studies.cuts_figure import draw_cuts
 
 
 @pytest.fixture
@@ -33,7 +36,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         yield figure
         seen.append(figure)
 
-    monkeypatch.setattr(figures, "written", kept)
+    for module in (figures, cuts_figure, overlap_figure):
+        monkeypatch.setattr(module, "written", kept)
     return seen
 
 
@@ -252,7 +256,7 @@ def left_by(root: Path, panel: str, best: dict[str, float]) -> None:
 
 
 def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_figure3/cifar10", {"fedavg": 0.2, **ALPHAS, **CUTS})
+    left_by(tmp_path, "smofi_fig3/cifar10", {"fedavg": 0.2, **ALPHAS, **CUTS})
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     by_alpha, by_cut, rounds_by_alpha, rounds_by_cut = drawn[0].axes
     assert [t.get_text() for t in rounds_by_alpha.get_xticklabels()] == ["-10", "-1", "-0.1", "-0.01"]
@@ -272,8 +276,8 @@ def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure
 
 
 def test_sweeps_of_several_panels_have_their_own_axes(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_figure9/cifar100", {"fedavg": 0.2, **ALPHAS, **CUTS})
-    left_by(tmp_path, "smofi_figure9/tiny", {"fedavg": 0.1, **ALPHAS, **RANGES})
+    left_by(tmp_path, "smofi_fig9/cifar100", {"fedavg": 0.2, **ALPHAS, **CUTS})
+    left_by(tmp_path, "smofi_fig9/tiny", {"fedavg": 0.1, **ALPHAS, **RANGES})
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     above, below = drawn[0].axes[:4], drawn[0].axes[4:]
     titles = ["cifar100 (target 18.0 %)", "tiny (target 9.0 %)"]
@@ -286,18 +290,18 @@ def test_sweeps_of_several_panels_have_their_own_axes(tmp_path: Path, drawn: lis
 
 
 def test_sweeps_of_which_only_the_level_has_run(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_figure3/cifar10", {"fedavg": 0.2})
+    left_by(tmp_path, "smofi_fig3/cifar10", {"fedavg": 0.2})
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     assert [list(lines(axes)) for axes in drawn[0].axes] == [["fedavg"], ["fedavg"], [], []]
 
 
 STUDY = CutStudy(
-    lines=(Line("iid", "sfl_v1"), Line("iid", "sfl_v2")),
+    lines=(CutLine("iid", "sfl_v1"), CutLine("iid", "sfl_v2")),
     rows=tuple(
         CutRow(
             cut=cut,
             unit=unit,
-            accuracy={Line("iid", "sfl_v1"): Spread(0.5, None), Line("iid", "sfl_v2"): Spread(best, 0.01)},
+            accuracy={CutLine("iid", "sfl_v1"): Spread(0.5, None), CutLine("iid", "sfl_v2"): Spread(best, 0.01)},
             bytes={"sfl_v1": cut * 2**20, "sfl_v2": cut * 2**20},
             flops=cut * 10**6,
             params=cut,
@@ -309,7 +313,7 @@ STUDY = CutStudy(
 
 
 def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
-    figures.draw_cuts(STUDY, Path("a.png"))
+    draw_cuts(STUDY, Path("a.png"))
     accuracy, traffic, work, time = drawn[0].axes
     assert lines(accuracy) == {"sfl_v1, iid": [(0, 50), (1, 50)], "sfl_v2, iid": [(0, 70), (1, 60)]}
     assert [list(a.lines[0].get_ydata()) for a in (traffic, work)] == [[1, 2], [1, 2]]
@@ -321,7 +325,7 @@ def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
 
 def test_traffic_that_depends_on_the_method_is_told_for_each(drawn: list[Figure]) -> None:
     rows = tuple(replace(row, bytes={"sfl_v1": 2**20, "sfl_v2": row.cut * 2**20}) for row in STUDY.rows)
-    figures.draw_cuts(replace(STUDY, rows=rows), Path("a.png"))
+    draw_cuts(replace(STUDY, rows=rows), Path("a.png"))
     assert lines(drawn[0].axes[1]) == {"sfl_v1": [(0, 1), (1, 1)], "sfl_v2": [(0, 1), (1, 2)]}
     for study, heads, cells in (
         (STUDY, ["MiB\na round"], [["1.00", "2.00"]]),

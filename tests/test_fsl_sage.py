@@ -12,29 +12,27 @@ import torch.nn.functional as F
 from conftest import SEED, agree, clients_of, distance, images, resnet, round_key, run, simulation, walk
 from torch import Tensor, nn
 
-from cutlayer import checkpoint, keys, methods, models, optim, tree
-from cutlayer.batches import Batching
+from cutlayer import methods, models, optim
+from cutlayer.core import keys, tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import ACTIVATIONS, AUXILIARY, Kind
+from cutlayer.core.meter import Direction, Meter
+from cutlayer.core.state import State
+from cutlayer.core.values import Held, PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import ACTIVATIONS, AUXILIARY, Kind
-from cutlayer.meters.base import Direction, Meter
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
 from cutlayer.pieces.alignment import Alignment, Buffer, appended
 from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given
-from cutlayer.pieces.report import Report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.planning.devices import Device, Devices
+from cutlayer.runs import checkpoint
 from cutlayer.split import Split
 from cutlayer.split.units import units_of
-from cutlayer.state import State
-from cutlayer.values import Held, PerClient
 
 ENGINES = ("loop", "vmap")
 PLAIN, MOMENTUM = optim.sgd(0.1), optim.sgd(0.05, momentum=0.9)
 STILL = optim.sgd(lambda round: 0.0)
-
-for _cls in (Held, Report, Buffer):
-    checkpoint.register(_cls)
 
 
 def sage(net: nn.Module | None = None, cut: int | str = 1, opt: optim.Transform = MOMENTUM, **options: Any) -> FslSage:
@@ -141,7 +139,7 @@ def test_three_rounds_in_plain_pytorch(engine: str, server_interval: int, align_
     state = run(simulation(method, partition=partition, engine=engine), 3)
     agree(method.model.export(methods.global_model(state)), {k: v.detach() for k, v in net.state_dict().items()})
     for j, a in aux.items():
-        found = state.memory["auxiliary"][str(j)].tree.params
+        found = state.memory["auxiliary"][j].tree.params
         agree(found, {name: value.detach() for name, value in a.named_parameters()}, 1e-10)
 
 
@@ -230,7 +228,7 @@ def test_fused_attention_is_aligned_as_well() -> None:
     begun = FirstUnits(model=method.model, units=4).start(
         torch.zeros(2, 1, 8, 8), keys.fold(round_key(0), "auxiliary", 0)
     )
-    aligned = state.memory["auxiliary"]["0"].tree
+    aligned = state.memory["auxiliary"][0].tree
     assert bool(aligned.progress.ok) and distance(aligned.params, begun.params) > 1e-4
 
 
@@ -292,7 +290,7 @@ def test_texts_are_pooled_at_their_last_place() -> None:
 def test_the_last_layer_is_drawn_for_each_client_from_the_seed() -> None:
     def weights(seed: int) -> list[Tensor]:
         memory = run(simulation(sage(align_epochs=0), seed=seed), 1).memory["auxiliary"]
-        return [memory[str(j)].tree.params["auxiliary.weight"] for j in range(5)]
+        return [memory[j].tree.params["auxiliary.weight"] for j in range(5)]
 
     first = weights(SEED)
     agree(weights(SEED), first, 0)
@@ -367,14 +365,14 @@ def test_a_client_that_comes_later_or_has_lost_its_auxiliary_model_is_sent_it() 
             sim.memory.of("auxiliary").clear()
             known = set()
         state = sim.round(state)
-        taking_part = {int(j) for j in state.memory["sent"] if state.memory["sent"][j] == number}
-        assert {int(j) for j in set(state.memory["auxiliary"]) - before} <= taking_part
+        taking_part = {j for j, sent in state.memory["sent"].items() if sent == number}
+        assert set(state.memory["auxiliary"]) - before <= taking_part
         assert not taking_part & known
         known |= taking_part
         expected += [(number, tuple(sorted(taking_part)))] if taking_part else []
     assert meter.seen == expected
     assert len(expected) >= 3 and {number for number, _ in expected} >= {0, 5}
-    aligned = {int(j) for j, part in state.memory["auxiliary"].items() if part.tree.count}
+    aligned = {j for j, part in state.memory["auxiliary"].items() if part.tree.count}
     assert aligned == set(expected[0][1])
 
 
@@ -438,17 +436,17 @@ def test_a_client_with_values_that_are_not_finite_stops_alone(engine: str, serve
     x = data.x.clone()
     x[torch.from_numpy(walk(partition).samples(1, 2))] = torch.nan
     sim = simulation(sage(server_interval=server_interval), engine=engine)
-    sim.data = Arrays(x=x, y=data.y, num_classes=10)
+    sim.job.data = Arrays(x=x, y=data.y, num_classes=10)
     state = sim.round(sim.start())
     told = {name: float(value) for name, value in state.report.tree._asdict().items()}
     assert told["stopped"] == (1 if server_interval == 1 else 0)
     assert told["batches"] == (13 if server_interval == 1 else 5)
     assert all(a.isfinite().all() for a in tree.tensors((state.client.tree, state.server.tree)))
-    sim.data = data
+    sim.job.data = data
     later = sim.round(state)
     assert float(later.report.tree.stopped) == 0
     for j in range(5):  # its buffer holds what came up, which the alignment takes for zeros
-        before, after = (s.memory["auxiliary"][str(j)].tree for s in (state, later))
+        before, after = (s.memory["auxiliary"][j].tree for s in (state, later))
         assert all(a.isfinite().all() for a in after.params.values())
         assert distance(after.params, before.params) > 1e-4
 
@@ -460,7 +458,7 @@ def test_the_stopped_clients_last_finite_layers_are_in_the_mean() -> None:
     x = data.x.clone()
     x[torch.from_numpy(batches[2])] = torch.inf
     sim = simulation(sage(opt=PLAIN), data, alone)
-    sim.data = Arrays(x=x, y=data.y, num_classes=10)
+    sim.job.data = Arrays(x=x, y=data.y, num_classes=10)
     found = sim.round(sim.start()).client.tree
     two = simulation(sage(opt=PLAIN), data, alone, batching=Batching(size=4, steps=2))
     agree(found, two.round(two.start()).client.tree)
@@ -575,4 +573,4 @@ def test_a_module_of_ones_own_starts_every_client() -> None:
     state = run(simulation(sage(auxiliary=own, align_epochs=0)), 1)
     values = {name: value.detach() for name, value in own.named_parameters()}
     for j in range(5):
-        agree(state.memory["auxiliary"][str(j)].tree.params, values, 0)
+        agree(state.memory["auxiliary"][j].tree.params, values, 0)

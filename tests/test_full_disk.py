@@ -10,8 +10,8 @@ import pytest
 from stopping import SMALL, outcome, unbroken
 
 from cutlayer.errors import CheckpointError
-from cutlayer.run import Folder, execute
-from cutlayer.training import Record, Training
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.training import Record, Training
 
 
 def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str, occasion: int) -> None:

@@ -9,14 +9,15 @@ from test_engines_agree import CASES, plain
 from test_remote import method_of
 from torch import Tensor, nn
 
-from cutlayer import directions, methods, optim, tree
-from cutlayer.batches import Batching
+from cutlayer import methods, optim
+from cutlayer.core import directions, tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import Part, State, Tensors
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.pieces.hybrid import History
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Part, State, Tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -167,7 +168,7 @@ def test_rounds_on_a_gpu_are_rounds_on_a_cpu(name: str, engine: str) -> None:
     for one, other in ((here.client, there.client), (here.server, there.server)):
         assert all(a.is_cuda for a in other.tree.params.values())
         torch.testing.assert_close(one.tree.params, tree.map(Tensor.cpu, other.tree.params), rtol=1e-9, atol=1e-9)
-    assert torch.equal(here.memory["log"].tree.seeds, there.memory["log"].tree.seeds.cpu())
+    assert torch.equal(here.memory.log.tree.seeds, there.memory.log.tree.seeds.cpu())
 
 
 # -- clients somewhere else --------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_remote_clients_and_servers_on_a_gpu_give_the_loop_engines_numbers(case:
     method, again = (method_of(case, device="cuda") for _ in range(2))
     data, batching = images().to("cuda"), CASES[case].batching
     here = simulation(method, data, clients_of(), batching=batching)
-    there = deployment(again, data, clients_of(), batching=batching, seed=SEED, device="cuda")
+    there = deployment(again, data, clients_of(), batching=batching, seed=SEED, server_device="cuda")
     state = run(there)  # type: ignore[arg-type]
     assert all(a.is_cuda for a in tree.tensors((state.client.tree, state.server.tree)) if a.is_floating_point())
     agree(plain(state[1:3]), plain(run(here)[1:3]), tol=1e-9)

@@ -9,9 +9,15 @@ from test_batch_norm import KINDS, called, norms
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cutlayer.fusing import Fused
-from cutlayer.kernels.batch_norm import batch_norm, batch_norm_backward, computed_in, plain_backward, plain_forward
-from cutlayer.kernels.replacing import with_own_norms
+from cutlayer.engines.graph.compiling import Compiled
+from cutlayer.engines.graph.kernels.batch_norm import (
+    batch_norm,
+    batch_norm_backward,
+    computed_in,
+    plain_backward,
+    plain_forward,
+)
+from cutlayer.engines.graph.kernels.replacing import with_own_norms
 from cutlayer.models.resnet import resnet18
 
 pytestmark = pytest.mark.gpu
@@ -112,7 +118,7 @@ def test_a_compiled_residual_network_has_torchs_gradients_in_every_replay() -> N
         out, *buffers = fn(x, *leaves)
         return [out.detach(), *buffers, *torch.autograd.grad(out.square().mean(), leaves[:num])]
 
-    expected, fast = step(run), Fused(run)
+    expected, fast = step(run), Compiled(run)
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):

@@ -10,14 +10,14 @@ from test_engines_agree import CASES
 from torch import Tensor, nn
 
 from cutlayer import methods, optim
-from cutlayer.batches import Batching
+from cutlayer.core.batches import Batching
+from cutlayer.core.method import global_model, needs_of
+from cutlayer.core.state import State
 from cutlayer.engines.graph import lane
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Cuda
-from cutlayer.methods.base import global_model
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import State
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # thousands of empty lines
-    monkeypatch.setattr(lane, "FUSE_AFTER", 200)  # so that the second round is compiled for the most part
+    monkeypatch.setattr(lane, "COMPILE_AFTER", 200)  # so that the second round is compiled for the most part
 
 
 def smooth(dtype: torch.dtype) -> nn.Module:
@@ -64,7 +64,7 @@ def made(
     model = Split(fit_for(name, net or smooth(dtype)).to(device), 1)
     opt = optim.sgd(0.01, momentum=0.9)
     method = methods.build(name, model, opt, opt, **given)
-    counts = getattr(method, "counts_steps", False) or own.steps is not None
+    counts = needs_of(method).counts_steps or own.steps is not None
     return Simulation(
         method,
         images(sum(SIZES), dtype, SIDE).to(device),
@@ -119,30 +119,30 @@ class Short(Cuda):
 
 def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
     sim = made("smofi", torch.float64, "graph")
-    sim.engine = Graph(Short(sim.data.y.device), 5)
+    sim.backend.engine = Graph(Short(sim.job.data.y.device), 5)
     assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE
-    assert isinstance(sim.engine, Graph) and sim.engine.slots == 2
-    assert sim.engine.num_recordings and not sim.engine.refused
+    assert isinstance(sim.backend.engine, Graph) and sim.backend.engine.slots == 2
+    assert sim.backend.engine.num_recordings and not sim.backend.engine.refused
     assert "memory is too short for 5 clients at a time" in caplog.text
 
 
 def test_lanes_that_share_a_stream_are_tried_once() -> None:
     sim = made("smofi", torch.float64, "graph")
-    device = sim.data.y.device
-    sim.engine = Graph(Cuda(device, [torch.cuda.Stream(device) for _ in range(2)]), 5)
+    device = sim.job.data.y.device
+    sim.backend.engine = Graph(Cuda(device, [torch.cuda.Stream(device) for _ in range(2)]), 5)
     assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE
-    assert sim.engine.num_recordings and not sim.engine.refused
+    assert sim.backend.engine.num_recordings and not sim.backend.engine.refused
 
 
 @pytest.mark.parametrize("case", ("fedavg", "smofi", "sfl_v1", "sfl_v2"))
 def test_bfloat16_stays_near_single_precision(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutlayer.kernels import batch_norm_triton
+    from cutlayer.engines.graph.kernels import batch_norm_triton
 
     forward, normalised = batch_norm_triton.forward, []
     monkeypatch.setattr(
         batch_norm_triton, "forward", lambda x, *rest: (normalised.append(x.dtype), forward(x, *rest))[1]
     )
-    monkeypatch.setattr(lane, "FUSE_AFTER", 10)  # of 45 steps, so most are compiled
+    monkeypatch.setattr(lane, "COMPILE_AFTER", 10)  # of 45 steps, so most are compiled
     few = Batching(size=4)
     exact = after(made(case, torch.float32, "loop", few), 3)
     for engine in ("loop", "graph"):
@@ -161,17 +161,17 @@ def test_the_same_seed_gives_the_same_bits(precision: Any) -> None:
 def test_active_sets_shrink_without_new_recordings() -> None:
     sim = made("smofi", torch.float32, "graph")
     state = after(sim, 3)
-    assert isinstance(sim.engine, Graph)
-    before = sim.engine.num_recordings
+    assert isinstance(sim.backend.engine, Graph)
+    before = sim.backend.engine.num_recordings
     for _ in range(3):
         state = sim.round(state)
-    assert 0 < sim.engine.num_recordings == before
+    assert 0 < sim.backend.engine.num_recordings == before
 
 
 def test_auto_picks_graph(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cutlayer"):
         sim = made("smofi", torch.float32, "auto")
-    assert isinstance(sim.engine, Graph)
+    assert isinstance(sim.backend.engine, Graph)
     assert caplog.messages == ["engine auto: graph; the data are on a GPU"]
 
 

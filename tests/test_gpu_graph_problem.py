@@ -6,7 +6,7 @@ from test_engines_agree import CASES
 from test_gpu_graph import BOUNDS, after, apart, made, smooth
 from torch import nn
 
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 
 pytestmark = pytest.mark.slow
 

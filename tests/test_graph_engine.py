@@ -15,16 +15,16 @@ from conftest import BATCH, OWN_LENGTH, SIZES, clients_of, fit_for, images, resn
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
 from torch import Tensor, nn
 
-from cutlayer import fusing, methods
+from cutlayer import methods
+from cutlayer.core.state import Part
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.graph import lane
+from cutlayer.engines.graph import compiling, lane
 from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.kernels import batch_norm as kernels
 from cutlayer.engines.graph.recorder import Again, Body, Trial
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
-from cutlayer.kernels import batch_norm as kernels
 from cutlayer.split import Split
-from cutlayer.state import Part
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def outcome(
     model = Split(fit_for(name, resnet(dtype=dtype)), cut, head=head)
     method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
     sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, engine="loop")
-    sim.engine = engine = Graph(recorder or Again(CPU), slots)
+    sim.backend.engine = engine = Graph(recorder or Again(CPU), slots)
     found = Outcome(run(sim), sim.ledger)
     assert engine.num_recordings and not engine.refused
     return found
@@ -69,7 +69,7 @@ def test_a_part_has_one_row_in_each_lane(case: str, num: int) -> None:
     name, options, batching = CASES[case]
     method = methods.build(name, Split(resnet(), 1), OPTIMISERS["adam"], OPTIMISERS["adam"], **options)
     sim = simulation(method, images(), clients_of(), batching=batching)
-    sim.engine = engine = Graph(Again(CPU), 5)
+    sim.backend.engine = engine = Graph(Again(CPU), 5)
     run(sim, 3)
     parts = [form for _, form in engine._book.banks if isinstance(form.bare, Part)]
     assert len(parts) == num  # the client's, and where there is one the server's
@@ -80,10 +80,10 @@ class Short(Again):
 
     lanes = 2
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         if lane >= self.lanes:
             raise torch.OutOfMemoryError("out of memory")
-        return super().record(lane, what, trial, body, apart=apart, fuse=fuse)
+        return super().record(lane, what, trial, body, apart=apart, compiled=compiled)
 
 
 class Shorter(Short):
@@ -96,13 +96,13 @@ def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.Log
     for engine in (Graph(Short(CPU), 5), Loop()):
         method = methods.build("smofi", Split(resnet(dtype=torch.float64), 1), opt, opt)
         sim = simulation(method, images(dtype=torch.float64), clients_of(), devices=HETEROGENEOUS)
-        sim.engine = engine
+        sim.backend.engine = engine
         outcomes.append(Outcome(run(sim), sim.ledger))
         assert sim.clock is not None
         seconds.append(sim.clock.now)
-        if isinstance(sim.engine, Graph):
-            assert sim.engine.slots == 2 and sim.engine.num_recordings
-            assert not sim.engine.refused  # the chains are not to blame
+        if isinstance(sim.backend.engine, Graph):
+            assert sim.backend.engine.slots == 2 and sim.backend.engine.num_recordings
+            assert not sim.backend.engine.refused  # the chains are not to blame
     must_agree(*outcomes, TOLERANCE[torch.float64])
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
     assert "memory is too short for 5 clients at a time; the round is played again with 2" in caplog.text
@@ -111,8 +111,8 @@ def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.Log
 def test_the_engine_that_took_too_much_memory_is_gone() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
-    sim.engine = Graph(Short(CPU), 5)
-    before = weakref.ref(sim.engine)
+    sim.backend.engine = Graph(Short(CPU), 5)
+    before = weakref.ref(sim.backend.engine)
     run(sim)
     assert before() is None
 
@@ -120,7 +120,7 @@ def test_the_engine_that_took_too_much_memory_is_gone() -> None:
 def test_memory_that_is_too_short_for_one_client_is_told_of() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
-    sim.engine = Graph(Shorter(CPU), 5)
+    sim.backend.engine = Graph(Shorter(CPU), 5)
     with pytest.raises(ConfigError, match="too short even for one client at a time; take smaller batches"):
         run(sim)
 
@@ -132,7 +132,7 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
         name, options, batching = CASES[case]
         method = methods.build(name, Split(resnet(), 1), OPTIMISERS["momentum"], OPTIMISERS["momentum"], **options)
         sim = simulation(method, images(), clients_of(), batching=batching, devices=HETEROGENEOUS)
-        sim.engine = engine
+        sim.backend.engine = engine
         run(sim)
         assert sim.clock is not None
         seconds.append(sim.clock.now)
@@ -142,12 +142,12 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
 class Compiling(Again):
     """Compiles what it is told to, as on a GPU, but to the operations themselves."""
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         def run() -> None:
-            with fusing.fusing() if fuse else nullcontext():
+            with compiling.compiling() if compiled else nullcontext():
                 body()
 
-        with fusing.fusing() if fuse else nullcontext():
+        with compiling.compiling() if compiled else nullcontext():
             trial()
         return run
 
@@ -160,8 +160,8 @@ def test_compiled_chains_give_the_loop_engines_numbers(
     normalised: list[torch.Size] = []
     plain = kernels.plain_forward
     monkeypatch.setattr(kernels, "plain_forward", lambda x, *rest: (normalised.append(x.shape), plain(x, *rest))[1])
-    monkeypatch.setattr(fusing, "REWRITTEN_ON", ("cpu",))
-    monkeypatch.setattr(lane, "FUSE_AFTER", 2)
+    monkeypatch.setattr(compiling, "REWRITTEN_ON", ("cpu",))
+    monkeypatch.setattr(lane, "COMPILE_AFTER", 2)
     found = outcome(case, "momentum", "two-part", torch.float64, recorder=Compiling(CPU))
     assert "slower" not in caplog.text
     assert eager or CASES[case][0] in (*OWN_LENGTH, "zo_sfl")  # whose chains may not come often enough here
@@ -202,7 +202,7 @@ def test_graph_computes_in_bfloat16_what_the_loop_engine_does() -> None:
     for engine in (Loop(), Graph(Again(CPU), 5)):
         method = methods.build("sfl_v1", Split(Words(), 1), OPTIMISERS["momentum"], OPTIMISERS["momentum"])
         sim = simulation(method, data, clients_of(), precision="bf16")
-        sim.engine = engine
+        sim.backend.engine = engine
         found.append(Outcome(run(sim), sim.ledger))
     must_agree(found[1], found[0], 1e-6)
 
@@ -211,7 +211,7 @@ def test_graph_computes_in_bfloat16_what_the_loop_engine_does() -> None:
 def test_passes_side_by_side_are_recorded_when_others_are_compiled(
     eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lane, "FUSE_AFTER", 2)
+    monkeypatch.setattr(lane, "COMPILE_AFTER", 2)
     found = []
     for engine in (Loop(), Graph(Compiling(CPU), 5)):
         name, options, batching = CASES["hosfl"]
@@ -219,7 +219,7 @@ def test_passes_side_by_side_are_recorded_when_others_are_compiled(
         options = {**options, "perturbations": 4, "side_by_side": 2}
         method = methods.build(name, model, OPTIMISERS["momentum"], OPTIMISERS["momentum"], **options)
         sim = simulation(method, images(), clients_of(), batching=batching)
-        sim.engine = engine
+        sim.backend.engine = engine
         found.append(Outcome(run(sim, 8), sim.ledger))
     assert eager and "slower" not in caplog.text and "unrecorded" not in caplog.text
     must_agree(found[1], found[0], 1e-9)
@@ -232,21 +232,21 @@ class Noting(Again):
         super().__init__(CPU)
         self.compiled: list[bool] = []
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
-        self.compiled.append(fuse)
-        return super().record(lane, what, trial, body, apart=apart, fuse=fuse)
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
+        self.compiled.append(compiled)
+        return super().record(lane, what, trial, body, apart=apart, compiled=compiled)
 
 
 @pytest.mark.parametrize("at_once", (False, True))
 def test_chains_are_compiled_when_they_have_come_often_unless_told_to_be_at_once(
     at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "FUSE_AFTER", 4)
+    monkeypatch.setattr(lane, "COMPILE_AFTER", 4)
     noting = Noting()
     opt = OPTIMISERS["momentum"]
     method = methods.build("sfl_v1", Split(resnet(), 1), opt, opt)
     sim = simulation(method, images(), clients_of())
-    sim.engine = engine = Graph(noting, 5)
+    sim.backend.engine = engine = Graph(noting, 5)
     if at_once:
         engine.compile_at_once()
     run(sim)
@@ -263,7 +263,7 @@ def test_a_part_that_goes_from_client_to_client_keeps_nobody_waiting(monkeypatch
         opt = OPTIMISERS["momentum"]
         method = methods.build("sfl_v2", Split(resnet(), 1), opt, opt, order="fixed")
         sim = simulation(method, images(), clients_of(), batching=replace(BATCH, epochs=epochs))
-        sim.engine = Graph(Again(CPU), 5)
+        sim.backend.engine = Graph(Again(CPU), 5)
         state = sim.start()
         for _ in range(3):  # until all chains are known
             state = sim.round(state)

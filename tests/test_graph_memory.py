@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutlayer import tree
-from cutlayer.engines.base import Engine
+from cutlayer.core import tree
+from cutlayer.core.engine import Engine
+from cutlayer.core.values import Block, PerClient, shared
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.lane import NotKept
 from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.loop import Loop
-from cutlayer.values import Block, PerClient, shared
 
 CPU = torch.device("cpu")
 BOTH = (0, 1)

@@ -13,12 +13,12 @@ import torch
 from test_graph_memory import Scaled, played
 from torch import Tensor
 
-from cutlayer.engines.base import Engine
+from cutlayer.core.engine import Engine
+from cutlayer.core.state import Grads
+from cutlayer.core.values import Block, PerClient, shared
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.loop import Loop
-from cutlayer.state import Grads
-from cutlayer.values import Block, PerClient, shared
 
 CPU = torch.device("cpu")
 IDS = (0, 1, 2)

@@ -14,21 +14,22 @@ from test_engines_agree import CASES, Outcome, must_agree, on_loop
 from test_remote import RUNS, method_of
 from torch import Tensor
 
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
-from cutlayer.folder import Folder
-from cutlayer.remote import streams
-from cutlayer.remote.certificates import Credentials
-from cutlayer.remote.deployment import Deployment
-from cutlayer.remote.key_folder import Asked, carry_out
-from cutlayer.remote.messages import Message, Work
-from cutlayer.remote.office import Office
-from cutlayer.remote.register import Register
-from cutlayer.remote.serve import Serving
-from cutlayer.remote.status import Board
-from cutlayer.remote.streams import OVER, House, listen
-from cutlayer.remote.wire import encode
-from cutlayer.run import execute
+from cutlayer.core.batches import Batching
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.identity.register import Register
+from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import Message, Work
+from cutlayer.remote.server import streams
+from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.serve import Serving
+from cutlayer.remote.server.sessions import Sessions
+from cutlayer.remote.server.streams import OVER, Admission, listen
+from cutlayer.remote.tensors.wire import encode
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.run import execute
 
 FEW = ["fedavg", "sfl_v1", "smofi", "hosfl"]
 CLIENTS = 5
@@ -46,46 +47,45 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Gather = Callable[[Office, int], tuple[int, ...]]
-Opened = tuple[Deployment, str]
+Gather = Callable[[Sessions, int], tuple[int, ...]]
+Opened = tuple[Rounds, str]
 
 
-def everybody(office: Office, _: int) -> tuple[int, ...]:
-    wait_for(lambda: len(office.lines()) == CLIENTS)
-    return tuple(office.lines())
+def everybody(sessions: Sessions, _: int) -> tuple[int, ...]:
+    wait_for(lambda: len(sessions.present()) == CLIENTS)
+    return tuple(sessions.present())
 
 
 @contextmanager
 def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = everybody) -> Iterator[Opened]:
     """A server of one of the cases, and its address."""
-    method, office = method_of(case, shape), Office()
+    method, sessions = method_of(case, shape), Sessions()
     register = Register.read(keys / "train" / "clients.toml")
-    house = House(
-        office=office,
+    admission = Admission(
+        sessions=sessions,
         run=f"{case}/{shape}",
         number_of=register.number,
         check=lambda ready: None,
         plugins={},
-        doorkeeper=board,
+        watcher=board,
         secure=True,
     )
-    server, port = listen("127.0.0.1:0", Credentials.load(keys / "train"), house, CLIENTS)
+    server, port = listen("127.0.0.1:0", Credentials.load(keys / "train"), admission, CLIENTS)
 
-    there = Deployment(
+    devices = DeviceBackend(
         method=method,
-        office=office,
+        sessions=sessions,
         sample=images().take([0, 1]),
-        batching=CASES[case].batching,
-        seed=SEED,
         deadline=30,
-        gather=partial(gather, office),
+        gather=partial(gather, sessions),
         watcher=board,
     )
+    there = Rounds(method, devices, batching=CASES[case].batching, seed=SEED)
     try:
         yield there, f"127.0.0.1:{port}"
     finally:
-        for line in office.lines().values():
-            office.leave(line.client, line.session, OVER)
+        for session in sessions.present().values():
+            sessions.leave(session.client, session.number, OVER)
         server.stop(2).wait(2)
 
 
@@ -154,7 +154,7 @@ def test_a_list_of_commands_that_repeats_is_sent_once(keys: Path, pool: Pool, mo
         remotely("smofi", "two-part", keys, process, board_of("smofi"))
     by_session = {session: [w for w in sent if w.session == session] for session in {w.session for w in sent}}
     counts = sorted((len(works), sum(w.commands is not None for w in works)) for works in by_session.values())
-    assert counts == [(6, 3), (10, 5), (14, 7), (22, 9), (22, 9)]  # letters, and those with a list
+    assert counts == [(6, 3), (10, 5), (14, 7), (22, 9), (22, 9)]  # requests, and those with a list
     assert [w for w in sent if w.round == 1 and w.commands is not None] == []
 
 

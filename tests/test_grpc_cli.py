@@ -17,9 +17,9 @@ from device_pool import free_port, wait_for
 from safetensors.torch import load_file
 from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
 
-from cutlayer import config
 from cutlayer.cli.launch import folder_of
-from cutlayer.config import Run
+from cutlayer.runs import config
+from cutlayer.runs.config import Run
 
 CUTLAYER = [sys.executable, "-m", "cutlayer"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}

@@ -17,20 +17,20 @@ from test_engines_agree import CASES, plain
 from test_grpc import opened
 from test_remote import method_of
 
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
-from cutlayer.folder import Folder
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import State
 from cutlayer.meters.ledger import Ledger
-from cutlayer.remote.deployment import Deployment
-from cutlayer.remote.kept import Statements
-from cutlayer.remote.key_folder import Asked, carry_out
-from cutlayer.remote.office import Office
-from cutlayer.remote.serve import Serving
-from cutlayer.remote.status import Board, RunStatus
-from cutlayer.remote.streams import OVER
-from cutlayer.remote.vault import Vault
-from cutlayer.run import execute
-from cutlayer.state import State
+from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.monitor.status import Board, RunStatus
+from cutlayer.remote.server.known_versions import KnownVersions
+from cutlayer.remote.server.serve import Serving
+from cutlayer.remote.server.sessions import Sessions
+from cutlayer.remote.server.streams import OVER
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.run import execute
 
 NAMES = ["ann", "bob", "eve"]
 RUN = Run(
@@ -104,7 +104,7 @@ def test_a_run_over_streams_leaves_what_a_simulation_leaves(
 # -- killed servers --------------------------------------------------------------------------------
 
 FEDERATED = ("fedavg", "fedprox", "fednar", "fedavgm", "slowmo", "fednag")
-# How often something happens at the server in RUN: letters, answers, and lines and checkpoints written.
+# How often something happens at the server in RUN: requests, answers, and lines and checkpoints written.
 MOMENTS = {
     **dict.fromkeys(GENERAL, 63),
     **dict.fromkeys(FEDERATED, 27),
@@ -220,7 +220,7 @@ def test_a_frozen_client_is_cut_at_its_deadline_and_comes_back(pool: Pool, keys:
         server.order(order)
         server.hear("open")
         clients.order(devices(order, keys, tmp_path / "state", NAMES[:2]))
-        third = devices(order, keys, tmp_path / "state", NAMES[2:], dies_at=2 + 3)  # its second letter
+        third = devices(order, keys, tmp_path / "state", NAMES[2:], dies_at=2 + 3)  # its second request
         frozen.order(replace(third, by=signal.SIGSTOP))
         frozen.wait_until_frozen()
         wait_for(lambda: len(folder.history()) >= 2)
@@ -240,7 +240,7 @@ def test_a_frozen_client_is_cut_at_its_deadline_and_comes_back(pool: Pool, keys:
 EVE = 2
 AWAY = (1, 2)  # the rounds without her
 HOSFL_ROUNDS = 5
-Rounds = tuple[Any, Ledger]
+Played = tuple[Any, Ledger]
 
 
 @pytest.fixture(scope="module")
@@ -254,14 +254,14 @@ def five(address: str, keys: Path, state: Path, numbers: Sequence[int]) -> Devic
     return Devices(address=address, keys=keys, names=[f"client-{i + 1}" for i in numbers], case=True, state=state)
 
 
-def never_gone() -> Rounds:
+def never_gone() -> Played:
     """The same rounds with clients that are always there, one of which is not asked in some."""
     there = deployment(method_of("hosfl"), images(), clients_of(), batching=CASES["hosfl"].batching, seed=SEED)
-    there.gather = lambda number: (0, 1, 3, 4) if number in AWAY else (0, 1, 2, 3, 4)
+    there.backend.gather = lambda number: (0, 1, 3, 4) if number in AWAY else (0, 1, 2, 3, 4)
     return rounds_of(there, HOSFL_ROUNDS), there.ledger
 
 
-def rounds_of(there: Deployment, number: int) -> Any:
+def rounds_of(there: Rounds, number: int) -> Any:
     """What the rounds lead to."""
     state = there.start()
     for _ in range(number):
@@ -277,12 +277,12 @@ def board() -> Board:
     return Board(name="hosfl", method="hosfl", rounds=HOSFL_ROUNDS)
 
 
-def with_eve_away(forgets: bool, pool: Pool, keys: Path, state: Path) -> Rounds:
+def with_eve_away(forgets: bool, pool: Pool, keys: Path, state: Path) -> Played:
     """Kill a client after the first round and start it again before the fourth, with or without what it kept."""
     others = [0, 1, 3, 4]
     with pool.some(3) as (clients, mortal, again):
 
-        def gather(office: Office, number: int) -> tuple[int, ...]:
+        def gather(sessions: Sessions, number: int) -> tuple[int, ...]:
             if number == AWAY[0]:
                 wait_for(lambda: kept_version(state) == 1)
                 mortal.kill()
@@ -291,7 +291,7 @@ def with_eve_away(forgets: bool, pool: Pool, keys: Path, state: Path) -> Rounds:
                     shutil.rmtree(state / "client-3")
                 again.order(five(address, keys, state, [EVE]))
             wanted = others if number in AWAY else [0, 1, 2, 3, 4]
-            wait_for(lambda: list(office.lines()) == wanted)
+            wait_for(lambda: list(sessions.present()) == wanted)
             return tuple(wanted)
 
         with opened("hosfl", "two-part", keys, board(), gather) as (there, address):
@@ -305,9 +305,9 @@ def with_eve_away(forgets: bool, pool: Pool, keys: Path, state: Path) -> Rounds:
 
 def kept_version(state: Path) -> int:
     """Of eve's part, in her folder."""
-    vault = Vault(EVE, state / "client-3")
-    vault.load()
-    return max((entry.version for entry in vault.entries.values()), default=-1)
+    store = ClientStore(EVE, state / "client-3")
+    store.load()
+    return max((entry.version for entry in store.entries.values()), default=-1)
 
 
 @pytest.mark.slow
@@ -338,10 +338,10 @@ def test_clients_whose_memory_is_newer_than_a_restored_server_download(
             ledger, memory = there.ledger.content(), there.memory.content()
             there.round(saved)  # of which the restored server knows nothing
             assert there.ledger.totals["down_setup"] == ledger["totals"]["down_setup"]
-            for line in there.office.lines().values():
-                there.office.leave(line.client, line.session, "the server stops for now")
+            for session in there.backend.sessions.present().values():
+                there.backend.sessions.leave(session.client, session.number, "the server stops for now")
             there.ledger.restore(ledger)
-            there.memory = Statements()
+            there.backend.memory = KnownVersions()
             there.memory.restore(memory)
             state = there.round(there.round(saved))
         assert {clients.hear("left")[1] for _ in range(5)} == {OVER}

@@ -21,19 +21,31 @@ from test_wire_fuzz import HARM, NOISE, SENT
 from torch import Tensor
 
 import cutlayer
-from cutlayer import build
-from cutlayer.remote import client, streams
-from cutlayer.remote.authority import issue
-from cutlayer.remote.certificates import Credentials, Identity
-from cutlayer.remote.join import Place
-from cutlayer.remote.key_folder import Asked, carry_out, read_ca
-from cutlayer.remote.messages import PROTOCOL, Answer, Form, FromClient, FromServer, Hello, Ready, Welcome, Work
-from cutlayer.remote.office import Office
-from cutlayer.remote.session import Reply, Session, forms_of
-from cutlayer.remote.status import Board, RunStatus
-from cutlayer.remote.stream import Left, Stream, channel_to
-from cutlayer.remote.streams import METHOD, OVER
-from cutlayer.remote.wire import CHUNK, Decoder, encode
+from cutlayer.remote.device import client
+from cutlayer.remote.device.join import DeviceSettings
+from cutlayer.remote.device.session import Reply, Session, forms_of
+from cutlayer.remote.device.stream import Stream, StreamEnded, channel_to
+from cutlayer.remote.identity.authority import issue
+from cutlayer.remote.identity.certificates import Credentials, Identity
+from cutlayer.remote.identity.key_folder import Asked, carry_out, read_ca
+from cutlayer.remote.monitor.status import Board, RunStatus
+from cutlayer.remote.protocol.messages import (
+    JOIN,
+    PROTOCOL,
+    Answer,
+    FromClient,
+    FromServer,
+    Hello,
+    Ready,
+    TensorForm,
+    Welcome,
+    Work,
+)
+from cutlayer.remote.server import streams
+from cutlayer.remote.server.sessions import Sessions
+from cutlayer.remote.server.streams import OVER
+from cutlayer.remote.tensors.wire import CHUNK, Decoder, encode
+from cutlayer.runs import build
 
 
 @pytest.fixture
@@ -90,12 +102,12 @@ def signed(folder: Path, name: str, days: float = 1, ca: Path | None = None) -> 
     )
 
 
-def turned_away(address: str, credentials: Credentials | None, name: str) -> Left:
+def turned_away(address: str, credentials: Credentials | None, name: str) -> StreamEnded:
     """What a client is told."""
     stream = Stream(address, "train", credentials)
     stream.say(hello(name))
     try:
-        with pytest.raises(Left) as left:
+        with pytest.raises(StreamEnded) as left:
             list(stream)
     finally:
         stream.close()
@@ -138,7 +150,7 @@ def test_nothing_is_read_from_those_who_fail_the_handshake(
     with opened("sfl_v1", "two-part", keys, board) as (there, address):
         left = turned_away(address, shown[who](), "ann")
         assert str(left).startswith(f"no connection to {address}: {words} (failed to connect to all addresses; ")
-        assert not there.office.lines()
+        assert not there.backend.sessions.present()
     assert fed_bytes == []
     assert why in capfd.readouterr().err
 
@@ -153,7 +165,7 @@ def test_nothing_is_read_from_one_without_a_certificate(
         grpc.secure_channel(address, only_ca, options=options) as channel,
         pytest.raises(grpc.RpcError) as error,
     ):
-        list(channel.stream_stream(METHOD)(iter([b"CUT"])))
+        list(channel.stream_stream(JOIN)(iter([b"CUT"])))
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert fed_bytes == []
     assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in capfd.readouterr().err
@@ -162,16 +174,16 @@ def test_nothing_is_read_from_one_without_a_certificate(
 def test_a_client_with_certificates_says_nothing_to_a_server_without_any(
     keys: Path, board: Board, fed_bytes: list[int]
 ) -> None:
-    house = streams.House(
-        office=Office(),
+    admission = streams.Admission(
+        sessions=Sessions(),
         run="",
         number_of=lambda name: 0,
         check=lambda ready: None,
         plugins={},
-        doorkeeper=board,
+        watcher=board,
         secure=False,
     )
-    server, port = streams.listen("127.0.0.1:0", None, house, 1)
+    server, port = streams.listen("127.0.0.1:0", None, admission, 1)
     left = turned_away(f"127.0.0.1:{port}", Credentials.load(keys / "clients" / "ann"), "ann")
     server.stop(None).wait(2)
     assert str(left).startswith(f"no connection to 127.0.0.1:{port}: {PLAINTEXT} (failed to connect to all addresses; ")
@@ -205,7 +217,7 @@ def test_nothing_is_read_from_those_who_are_not_on_the_list(
 def test_nobody_takes_the_name_of_another(keys: Path, board: Board, caplog: pytest.LogCaptureFixture) -> None:
     with opened("sfl_v1", "two-part", keys, board) as (there, address):
         left = turned_away(address, Credentials.load(keys / "clients" / "bob"), "ann")
-        assert not there.office.lines()
+        assert not there.backend.sessions.present()
     why = "the certificate is of 'bob', but the client says that it is 'ann'"
     assert (str(left), left.again) == (f"the server refuses this client: {why}", False)
     assert board.snapshot().refused_connections == 1
@@ -214,18 +226,18 @@ def test_nobody_takes_the_name_of_another(keys: Path, board: Board, caplog: pyte
 # -- what a client that may come in can do ---------------------------------------------------------
 
 Twist = Callable[[Stream, Reply], None]
-AT = 2  # the letter that is answered otherwise: the second mini-batch of the first round
+AT = 2  # the request that is answered otherwise: the second mini-batch of the first round
 
 
 def take_part(address: str, keys: Path, twist: Twist) -> str:
-    """Be eve, who answers one letter otherwise; the server's last words."""
+    """Be eve, who answers one request otherwise; the server's last words."""
     stream = Stream(address, "train", Credentials.load(keys / "clients" / "eve"))
     stream.say(hello("eve"))
-    place = Place(data="digits")
+    settings = DeviceSettings(data="digits")
     try:
         for message, tensors in stream:
             if isinstance(message, Welcome):
-                session = Session(place.ready(message), message.session)
+                session = Session(settings.ready(message), message.session)
                 stream.say(client._ready(session, message.session))
             elif isinstance(message, Work):
                 reply = session.work(message, tensors)
@@ -234,7 +246,7 @@ def take_part(address: str, keys: Path, twist: Twist) -> str:
                     twist(stream, reply)
                 else:
                     stream.say(reply.message, reply.tensors)
-    except Left as left:
+    except StreamEnded as left:
         return str(left)
     finally:
         stream.close()
@@ -302,7 +314,7 @@ HARMFUL: dict[str, tuple[Twist, str]] = {
 
 @pytest.fixture(scope="module")
 def without_eve(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What a run leaves in which she is lost at that letter."""
+    """What a run leaves in which she is lost at that request."""
     return with_eve(leave, shared(), keys, tmp_path_factory.mktemp("lost"))[0]
 
 
@@ -326,7 +338,7 @@ def twice(stream: Stream, reply: Reply) -> None:
 
 
 def again_after_the_next_letter(stream: Stream, reply: Reply) -> None:
-    """That letter asks for the client's layers, which take less room than this answer."""
+    """That request asks for the client's layers, which take less room than this answer."""
     stream.say(reply.message, reply.tensors)
     time.sleep(0.5)
     stream.say(reply.message, reply.tensors)
@@ -365,7 +377,7 @@ def in_chunks(raw: bytes) -> list[bytes]:
 class Noise:
     """Streams of one client over one connection, each with one message that is not what it should be."""
 
-    def __init__(self, channel: grpc.Channel, forms: tuple[Form, ...]) -> None:
+    def __init__(self, channel: grpc.Channel, forms: tuple[TensorForm, ...]) -> None:
         self._channel, self._forms = channel, forms
         self._rng = random.Random(0)
 
@@ -374,7 +386,7 @@ class Noise:
         mutation = MUTATIONS[number % len(MUTATIONS)]
         out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call, decoder = (
-            self._channel.stream_stream(METHOD)(iter(out.get, None), timeout=SECONDS),
+            self._channel.stream_stream(JOIN)(iter(out.get, None), timeout=SECONDS),
             Decoder(FromServer, 0),
         )
         raw = self._rng.choice(SENT[FromClient])

@@ -27,9 +27,10 @@ from hasfl_by_hand import World, averaged, mean
 from stopping import SMALL, outcome, stopped, unbroken
 from torch import Tensor, nn
 
-from cutlayer import methods, optim, tree
-from cutlayer.batches import Batching, Walk
-from cutlayer.config import Choice
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.methods import Hasfl
@@ -37,10 +38,10 @@ from cutlayer.pieces.recut import regrown
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
+from cutlayer.runs.config import Choice
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import State
 
 LR = 0.1
 PLAIN, MOMENTUM = optim.sgd(LR), optim.sgd(0.05, momentum=0.9)
@@ -245,7 +246,7 @@ def rounds_of(sim: Simulation, num: int) -> list[State]:
 
 
 def cuts_of(state: State) -> dict[int, int]:
-    return {int(j): cut for j, cut in state.memory["plan"]["cuts"].items()}
+    return dict(state.memory.plan.cuts)
 
 
 def model_bytes(net: nn.Module) -> list[int]:
@@ -302,7 +303,7 @@ def test_a_sample_of_clients_has_a_deepest_cut_of_its_own() -> None:
         plan = cuts_of(state)
         assert len(plan) == 2 and all(CUTS[j] == cut for j, cut in plan.items())
         seen.append(max(plan.values()))
-        assert state.memory["deepest"] == seen[-1]
+        assert state.memory.deepest == seen[-1]
     assert len(set(seen)) > 1
 
 
@@ -318,9 +319,9 @@ def test_layers_of_a_single_client_do_not_change_servers(cuts: Any) -> None:
 def test_a_plan_lasts_as_long_as_it_is_told() -> None:
     net = resnet("group")
     method = hasfl("random", "random", net=net, costs=costs(net), interval=1, replan_every=3, random_batch=(2, 5))
-    plans = [state.memory["plan"] for state in rounds_of(simulation(method), 7)]
+    plans = [state.memory.plan for state in rounds_of(simulation(method), 7)]
     assert plans[0] == plans[1] == plans[2] != plans[3] == plans[4] == plans[5] != plans[6]
-    assert {b for plan in plans for b in plan["batches"].values()} <= {2, 3, 4, 5}
+    assert {b for plan in plans for b in plan.batches.values()} <= {2, 3, 4, 5}
 
 
 # -- what crosses ------------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def test_a_round_costs_its_batches_at_each_ones_cut_and_its_layers_twice(engine:
 def test_no_batch_is_larger_than_a_clients_data() -> None:
     sim = simulation(hasfl(batches=(4, 1, 2, 5, 64), interval=2))
     state = run(sim, 1)
-    assert state.memory["plan"]["batches"] == {"0": 4, "1": 1, "2": 2, "3": 5, "4": 3}
+    assert state.memory.plan.batches == {0: 4, 1: 1, 2: 2, 3: 5, 4: 3}
     assert sim.ledger.samples == 2 * sum(BATCHES)
 
 
@@ -398,7 +399,7 @@ def test_when_all_stop_nothing_moves_and_the_next_round_starts_again(engine: str
     first = sim.round(sim.start())
     agree(values(first), values(sim.start()))
     assert report(first) == {"loss": 0, "batches": 0, "stopped": NUM}
-    sim.data = images()
+    sim.job.data = images()
     second = sim.round(first)
     assert report(second)["stopped"] == 0
     assert distance(values(second), values(first)) > 1e-3
@@ -508,7 +509,7 @@ def test_halves_of_a_batch_are_normalised_with_two_samples_or_more(batch: int, l
     )
     sim = simulation(method, images(100), clients_of((20,) * 5))
     first = sim.round(sim.start())
-    assert (method.told(sim.round(first))["bound"] != method.told(first)["bound"]) == looks
+    assert (method.metrics(sim.round(first))["bound"] != method.metrics(first)["bound"]) == looks
 
 
 def test_one_client_that_is_left_over_is_told_of() -> None:

@@ -11,15 +11,15 @@ from conftest import clients_of, images, run, simulation
 from torch import nn
 
 from cutlayer import methods, models, optim
-from cutlayer.batches import Batching
+from cutlayer.core.batches import Batching
 from cutlayer.meters.clock import Spent
 from cutlayer.methods import Hasfl
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Bound, Costs, Fleet, Latency, Problem
 from cutlayer.planning.profile import profile
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
-from cutlayer.training import Training
 
 ENGINES = ("loop", "vmap")
 OPT = optim.sgd(0.1, momentum=0.9)
@@ -100,7 +100,7 @@ def test_a_round_takes_its_steps_and_one_aggregation(plan: str, links: str, engi
             close(expected.aggregation),
             expected.straggler,
         )
-    assert sim.engine.name == engine
+    assert sim.backend.engine.name == engine
 
 
 def test_the_plans_tell_the_terms_apart() -> None:
@@ -162,13 +162,13 @@ def test_layers_that_change_servers_take_their_time_first() -> None:
 def test_a_history_tells_each_rounds_seconds_and_its_straggler() -> None:
     batches, cuts = PLANS["unequal"]
     expected = latency(devices(), batches, cuts)
-    training = Training(simulation=timed(hasfl(cuts, batches), devices()))
+    training = Training(runner=timed(hasfl(cuts, batches), devices()))
     for number in (1, 2):
         record = training.round()
         assert record["simulated_seconds"] == close(number * (INTERVAL * expected.split + expected.aggregation))
         assert record["training_seconds"] == close(INTERVAL * expected.split)
         assert record["aggregation_seconds"] == close(expected.aggregation)
-        assert record["straggler"] == training.simulation.partition.names[expected.straggler]
+        assert record["straggler"] == training.runner.job.partition.names[expected.straggler]
         assert record["plan"] == {
             "batches": {"0": 4, "1": 7, "2": 2},
             "cuts": {"0": 1, "1": 3, "2": 2},
@@ -181,7 +181,7 @@ def test_only_those_of_the_round_make_it_slow() -> None:
     batches, cuts = PLANS["equal cuts"]
     sim = timed(hasfl(cuts, batches), devices(), per_round=2)
     state = sim.round(sim.start())
-    ids = sorted(int(j) for j in state.memory["plan"]["cuts"])
+    ids = sorted(state.memory.plan.cuts)
     assert len(ids) == 2
     given = devices([THREE[j] for j in ids])
     expected = latency(given, [batches[j] for j in ids], [cuts[j] for j in ids])

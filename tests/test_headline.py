@@ -11,9 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from cutlayer import config, recipes
+from cutlayer import recipes
 from cutlayer.errors import ConfigError
-from cutlayer.folder import Folder
+from cutlayer.runs import config
+from cutlayer.runs.folder import Folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--set", "clients=4", "--set", "per_round=2", "--engine", "loop", "--rounds", "4")

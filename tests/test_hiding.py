@@ -8,10 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 from test_cli import mistake, say
 
-from cutlayer import figures
 from cutlayer.errors import ConfigError
-from cutlayer.figures import hiding as picture
-from cutlayer.planning.hiding import Pipeline, Speeds, client_pass, fits, idle_window
+from cutlayer.studies import overlap_figure as picture
+from cutlayer.studies.overlap import Pipeline, Speeds, client_pass, fits, idle_window
+from cutlayer.studies.overlap_figure import draw_overlap
 
 __all__ = ["say"]  # a fixture
 
@@ -130,4 +130,4 @@ def test_the_picture_has_both_lines_and_their_bands() -> None:
 def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"File exists; make room there or choose another --figure$"):
-        figures.draw_overlap(fits(LLAMA), tmp_path / "file" / "a.png")
+        draw_overlap(fits(LLAMA), tmp_path / "file" / "a.png")

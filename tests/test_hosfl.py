@@ -31,20 +31,22 @@ from hybrid_worlds import (
 from torch import Tensor, nn
 from torch.func import vmap
 
-from cutlayer import directions, methods, models, optim
-from cutlayer.batches import Batching
+from cutlayer import methods, models, optim
+from cutlayer.core import directions
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, LABELS, MODEL, SCALARS, SETTINGS, SETUP, SLOPES, Kind, Place
+from cutlayer.core.meter import Direction
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Part, State
+from cutlayer.core.values import PerClient
 from cutlayer.errors import ConfigError, LawError, UnknownNameError
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, MODEL, SCALARS, SETTINGS, SETUP, SLOPES, Kind, Place
-from cutlayer.meters.base import Direction
 from cutlayer.methods import HybridOrder
-from cutlayer.pieces.heard import all_finite
+from cutlayer.pieces.finite_mean import all_finite
 from cutlayer.pieces.hybrid import HybridClient
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
+from cutlayer.runs.training import Training, train
 from cutlayer.split import Split
-from cutlayer.state import Part, State
-from cutlayer.training import Training, train
-from cutlayer.values import PerClient
 
 UNIT = optim.sgd(1.0)  # a step is the gradient itself
 
@@ -105,7 +107,7 @@ def test_slopes_that_overflow_leave_the_servers_half_alone(engine: str) -> None:
     x[8:16] *= 1e306  # the hyperbolic tangent at the server makes ones of it
     sim = world(hosfl(linear(), UNIT, smoothing=1e3), (8, 8, 8), data=replace(data, x=x), engine=engine)
     start, end = states(sim, 1)
-    assert float(end.report.tree.stopped) == 0.0 and bool(end.memory["log"].tree.slopes.isfinite().all())
+    assert float(end.report.tree.stopped) == 0.0 and bool(end.memory.log.tree.slopes.isfinite().all())
     below = gradients(linear(), (8, 8, 8), [1.0, 0.0, 1.0])[0]
     u = directions_of(0)
     agree(flat(start.client.tree.params) - flat(end.client.tree.params), u.T @ (u @ below) / P)
@@ -359,7 +361,7 @@ def test_passes_ahead_change_no_bit(engine: str) -> None:
     for overlap in range(1, P + 1):
         found = run(world(hosfl(opt=opt, overlap=overlap), per_round=3, engine=engine), 4)
         assert same(found.client.tree, reference.client.tree) and same(found.server.tree, reference.server.tree)
-        assert torch.equal(found.memory["log"].tree.slopes, reference.memory["log"].tree.slopes)
+        assert torch.equal(found.memory.log.tree.slopes, reference.memory.log.tree.slopes)
 
 
 @pytest.mark.parametrize("overlap", (0, 2))
@@ -434,6 +436,7 @@ def test_frozen_layers_come_with_a_newcomers_download() -> None:
 # -- the laws ----------------------------------------------------------------------------------------------------------
 
 
+@method
 @dataclass(frozen=True, kw_only=True)
 class Curious:
     """A method that asks HO-SFL's clients for whatever a test wants to know."""
@@ -536,7 +539,7 @@ def test_clients_and_servers_refuse(name: str, engine: str) -> None:
 def test_what_each_server_holds() -> None:
     """The fed server the client's half and the log; the training server its own half."""
     state = run(world(hosfl()), 1)
-    assert (state.client.place, state.memory["log"].place, state.server.place) == ("fed", "fed", "server")
+    assert (state.client.place, state.memory.log.place, state.server.place) == ("fed", "fed", "server")
     assert all(name.startswith("0.") for name in state.client.tree.params)
     assert all(name.startswith("1.") for name in state.server.tree.params)
 
@@ -614,7 +617,7 @@ def test_a_round_is_told_no_number_of_steps(given: dict[str, int]) -> None:
 
 
 def test_training_tells_the_record_of_a_round() -> None:
-    training = Training(simulation=world(hosfl()), rounds=1)
+    training = Training(runner=world(hosfl()), rounds=1)
     record = training.round()
     assert (record["stopped"], record["samples"], record["extra_cut_tensors"]) == (0, 20, 0)
-    assert kept(training.simulation, 0).version == 1
+    assert kept(training.runner, 0).version == 1

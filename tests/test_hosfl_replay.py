@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,20 +29,21 @@ from hybrid_worlds import (
 )
 from stopping import SMALL, outcome, stopped, unbroken
 
-from cutlayer import config, directions, optim, simulation, tree
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import optim
+from cutlayer.core import directions, tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import Part, State
+from cutlayer.core.values import Block, PerClient, shared
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.auto import Pick
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.methods.hosfl import PART
+from cutlayer.optim.schedules import cosine, exponential, warmup
 from cutlayer.pieces.hybrid import History
-from cutlayer.run import Folder, execute
-from cutlayer.schedules import cosine, exponential, warmup
-from cutlayer.simulation import Simulation
-from cutlayer.state import Part, State
-from cutlayer.values import Block, PerClient, shared
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 
 OPTIMISERS = {
     "sgd": PLAIN,
@@ -79,7 +79,7 @@ def test_who_slept_has_the_bits_of_who_was_awake(
         for j in turn:
             assert kept(sim, j).version == kept(sim, j).value.count == number
             assert same(kept(sim, j).value, state.client.tree)
-    assert sim.engine is not None and sim.engine.name == engine
+    assert sim.backend.engine is not None and sim.backend.engine.name == engine
     assert float((flat(state.client.tree.params) - flat(start.client.tree.params)).abs().min()) > 0
     assert 4 not in sim.memory.of(PART)
 
@@ -119,8 +119,8 @@ def test_both_engines_replay_a_log_to_the_same_bits(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, parts, state = sleepers(name, dtype, monkeypatch)
-    log = state.memory["log"].tree
-    assert (state.memory["oldest"], len(log.seeds)) == (1, 8)
+    log = state.memory.log.tree
+    assert (state.memory.oldest, len(log.seeds)) == (1, 8)
     behind = PerClient("clients", [Block((j,), part, stacked=False) for j, part in parts.items()])
     missed = PerClient("clients", [Block((j,), log.since(part.count - 1), stacked=False) for j, part in parts.items()])
     for engine in (Loop(), Vmap()):
@@ -135,9 +135,9 @@ def test_also_where_unequal_parts_are_stacked(name: str, monkeypatch: pytest.Mon
     one = parts[1]
     other = one._replace(params={k: 1.5 * v for k, v in one.params.items()})
     both = Block((0, 1), tree.map(lambda a, b: torch.stack((a, b)), one, other), stacked=True)
-    missed = shared("clients", (0, 1), state.memory["log"].tree)
+    missed = shared("clients", (0, 1), state.memory.log.tree)
     (made,) = Vmap().call(method.client.catch_up, (PerClient("clients", [both]), missed), (0, 1))
-    alone = [method.client.catch_up(part, state.memory["log"].tree) for part in (one, other)]
+    alone = [method.client.catch_up(part, state.memory.log.tree) for part in (one, other)]
     assert same(alone[0], state.client.tree)
     for j, part in enumerate(alone):
         if name == "clipped":
@@ -150,7 +150,7 @@ def test_a_replay_is_the_update_round_by_round(monkeypatch: pytest.MonkeyPatch) 
     """Algorithm 3 with plain numbers: θ ← θ − η (1/Pμ) Σ v̄_p u_p, in order, each with its own round's η."""
     method, parts, state = sleepers("a schedule", torch.float64, monkeypatch)
     theta = flat(parts[1].params)
-    log = state.memory["log"].tree
+    log = state.memory.log.tree
     for number, (seeds, slopes) in enumerate(zip(log.seeds, log.slopes, strict=True), start=1):
         assert torch.equal(seeds, seeds_of(number))
         u = directions.normals(seeds[:, None], 0, NUM_LOWER)
@@ -167,15 +167,15 @@ def test_the_log_reaches_back_to_the_client_that_is_furthest_behind(monkeypatch:
     sim = world(hosfl())
     found = states(sim, len(TURNS))
     # A client that took part last in round t is at version t; the log begins at the oldest of these.
-    assert [s.memory["oldest"] for s in found] == [0, 1, 1, 1, 1, 1, 1, 7, 7, 9]
+    assert [s.memory.oldest for s in found] == [0, 1, 1, 1, 1, 1, 1, 7, 7, 9]
     for number, s in enumerate(found):
-        log, oldest = s.memory["log"].tree, s.memory["oldest"]
+        log, oldest = s.memory.log.tree, s.memory.oldest
         assert log.seeds.shape == log.slopes.shape == (number - oldest, P)
         assert (log.seeds.dtype, log.slopes.dtype) == (torch.int64, torch.float64)
         for row, of_round in enumerate(range(oldest, number)):
             assert torch.equal(log.seeds[row], seeds_of(of_round))
-        assert s.memory["seen"] == {str(j): n for j, n in last_seen(number).items()}
-        assert sim.method.told(s) == {"extra_cut_tensors": 0, "history_rounds": number - oldest}  # type: ignore[attr-defined]
+        assert s.memory.seen == last_seen(number)
+        assert sim.method.metrics(s) == {"extra_cut_tensors": 0, "history_rounds": number - oldest}  # type: ignore[attr-defined]
 
 
 def last_seen(number: int) -> dict[int, int]:
@@ -209,7 +209,7 @@ def test_who_was_away_for_longer_than_the_log_downloads_once(
     take_turns(monkeypatch, (0, 1), *[(0,)] * 4, (0, 1), (0,), (0, 1))
     sim = world(hosfl(smooth(torch.float32), OPTIMISERS[name], max_history=3), engine=engine)
     state = states(sim, 5)[-1]
-    assert (state.memory["oldest"], len(state.memory["log"].tree.seeds)) == (2, 3)
+    assert (state.memory.oldest, len(state.memory.log.tree.seeds)) == (2, 3)
     state, down = spent(sim, state, 1)
     assert down == {"down_setup": VECTORS[name] * 4 * NUM_LOWER, "down_settings": 8, "down_slopes": 16 * P}
     assert same(kept(sim, 1).value, kept(sim, 0).value) and same(kept(sim, 1).value, state.client.tree)
@@ -263,7 +263,7 @@ def test_also_if_it_comes_when_the_server_is_ahead_again(engine: str, monkeypatc
     take_turns(monkeypatch, *[()] * 3, *[(0, 3)] * 5, (0, 1))
     for _ in range(5):
         state = sim.round(state)
-    assert (kept(sim, 1).version, state.memory["oldest"], state.round) == (6, 3, 8)
+    assert (kept(sim, 1).version, state.memory.oldest, state.round) == (6, 3, 8)
     state, down = spent(sim, state, 1)
     assert down == {"down_setup": 12 * NUM_LOWER, "down_settings": 8, "down_slopes": 16 * P}
     assert same(kept(sim, 1).value, state.client.tree)
@@ -312,32 +312,13 @@ def test_if_nobody_is_finite_everyone_stands_still_and_later_replays_that(
     assert torch.equal(flat(before.server.tree.params), flat(after.server.tree.params))
     for kind in after.client.tree.moments:
         assert torch.equal(flat(before.client.tree.moments[kind]), flat(after.client.tree.moments[kind]))
-    assert bool(after.memory["log"].tree.slopes[-1].isnan().all())
+    assert bool(after.memory.log.tree.slopes[-1].isnan().all())
     assert float(after.report.tree.stopped) == 2.0 and after.client.tree.count == 3
     assert not torch.equal(flat(found[4].client.tree.params), flat(after.client.tree.params))  # it goes on
     assert same(kept(sim, 1).value, found[5].client.tree) and same(kept(sim, 0).value, found[5].client.tree)
 
 
-# -- a round that is only tried ----------------------------------------------------------------------------------------
-
-
-def test_rounds_that_an_engine_is_tried_on_leave_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-
-    def fastest(engines: Any, timed: Callable[..., Any], *_: Any) -> Pick:
-        for engine in engines:
-            timed(engine, 1)
-            held.append(len(sim.memory.of(PART)))
-        return Pick(Loop(), "as the test wants")
-
-    monkeypatch.setattr(simulation, "fastest", fastest)
-    sim, plain = world(hosfl(), engine="auto"), world(hosfl(), engine="loop")
-    one, other = states(sim, 2)[-1], states(plain, 2)[-1]
-    assert held == [0, 0]
-    assert same(one.client.tree, other.client.tree) and sim.ledger.content() == plain.ledger.content()
-
-
-def test_nor_does_the_attempt_at_vmap() -> None:
+def test_choosing_an_engine_leaves_no_memory() -> None:
     sim, plain = (world(hosfl(), engine=engine) for engine in ("vmap", "loop"))
     sim.round(sim.start())
     plain.round(plain.start())
@@ -364,7 +345,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def memory_of(folder: Folder) -> Any:
-    return folder.store.load()[0]["memory"]
+    return folder.store.load()[0]["rounds"]["memory"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -14,13 +14,14 @@ from conftest import agree, images, resnet, run
 from hybrid_worlds import ENGINES, PLAIN, P, hosfl, kept, same, seeds_of, smooth, states, take_turns, world
 from torch import Tensor, nn
 
-from cutlayer import directions, methods, models, optim
+from cutlayer import methods, models, optim
+from cutlayer.core import directions
 from cutlayer.errors import ConfigError
 from cutlayer.meters.memory import peak
 from cutlayer.methods import HybridOrder
 from cutlayer.planning.devices import Device, Devices
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
-from cutlayer.training import Training
 
 BENCH = Path(__file__).parents[1] / "bench"
 FIVE = 5
@@ -145,7 +146,7 @@ def test_engines_agree_on_whole_rounds(overlap: int, num: int) -> None:
         found = run(world(hosfl(opt=opt, overlap=overlap, side_by_side=num), (9, 8, 3), engine=engine), 4)
         for a, b in ((found.client, reference.client), (found.server, reference.server)):
             agree(a.tree, b.tree, 1e-12)
-        agree(found.memory["log"].tree.slopes, reference.memory["log"].tree.slopes, 1e-12)
+        agree(found.memory.log.tree.slopes, reference.memory.log.tree.slopes, 1e-12)
 
 
 def test_convolutions_with_frozen_norms_stack_twice(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,7 +173,7 @@ EXTRA = {
 
 @pytest.mark.parametrize(("overlap", "num"), EXTRA)
 def test_the_cut_tensors_of_a_group_are_reported(overlap: int, num: int) -> None:
-    training = Training(simulation=world(of_five(smooth(), overlap=overlap, side_by_side=num)), rounds=1)
+    training = Training(runner=world(of_five(smooth(), overlap=overlap, side_by_side=num)), rounds=1)
     assert training.round()["extra_cut_tensors"] == EXTRA[overlap, num]
 
 
@@ -197,7 +198,7 @@ def test_the_clock_counts_the_same_work(engine: str, caplog: pytest.LogCaptureFi
     devices = Devices(clients=(Device(flops=2e3, up=3e2, down=9e2),) * 3, server=5e3)
     for num in (1, 2, P):
         sim = world(hosfl(smooth(torch.float32), side_by_side=num), (8, 8, 3), devices=devices, engine=engine)
-        record = Training(simulation=sim, rounds=1).round()
+        record = Training(runner=sim, rounds=1).round()
         found.append((record["client_flops"], record["simulated_seconds"]))
     assert found[0] == found[1] == found[2] and found[0][0] > 0
     assert caplog.messages == []

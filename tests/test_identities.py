@@ -26,16 +26,16 @@ from conftest import (
 from torch import Tensor, nn
 
 from cutlayer import methods, models, optim
-from cutlayer.batches import Batching
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import GRADIENTS, Kind
+from cutlayer.core.meter import Direction, Meter
+from cutlayer.core.state import Model
+from cutlayer.core.values import PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.kinds import GRADIENTS, Kind
-from cutlayer.meters.base import Direction, Meter
 from cutlayer.methods import FedAvg, SplitFed
 from cutlayer.pieces.outer import HeavyBall, Replace
 from cutlayer.split import Split
-from cutlayer.state import Model
-from cutlayer.values import PerClient
 
 OPTIMISERS = {
     "sgd": optim.sgd(0.1, weight_decay=1e-2),

@@ -11,21 +11,23 @@ import torch
 from conftest import using
 from in_process import join
 
-from cutlayer import build, config, keys, methods, models, plugins
-from cutlayer.config import Choice, Run
+from cutlayer import methods, models, plugins, registry
+from cutlayer.core import keys
+from cutlayer.core.kinds import GRADIENTS, LABELS, MODEL, STATISTICS
+from cutlayer.core.program import Program
 from cutlayer.data.sample import Sample
 from cutlayer.errors import ConfigError, CutlayerError, DataError, LinkError
-from cutlayer.kinds import GRADIENTS, LABELS, MODEL, STATISTICS
-from cutlayer.program import Program
-from cutlayer.remote import commands as c
-from cutlayer.remote.join import Place, leaving
-from cutlayer.remote.messages import Hello, Welcome, Work
-from cutlayer.remote.office import Office
-from cutlayer.remote.serve import Serving, _first_come
-from cutlayer.remote.session import Session
-from cutlayer.remote.streams import _check_plugins, _check_version
-from cutlayer.remote.trees import flatten
-from cutlayer.remote.worker import Trouble
+from cutlayer.remote.device.join import DeviceSettings, leaving
+from cutlayer.remote.device.session import Session
+from cutlayer.remote.device.worker import WorkError
+from cutlayer.remote.protocol import commands as c
+from cutlayer.remote.protocol.messages import Hello, Welcome, Work
+from cutlayer.remote.server.serve import Serving, _first_come
+from cutlayer.remote.server.sessions import Sessions
+from cutlayer.remote.server.streams import _check_plugins, _check_version
+from cutlayer.remote.tensors.trees import flatten
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Choice, Run
 
 RUN = Run(clients=4, rounds=2)
 
@@ -34,31 +36,31 @@ def welcome(run: Run = RUN, client: int = 1) -> Welcome:
     return Welcome(session=7, client=client, run=config.dumps(run), packing="raw")
 
 
-def refusal(place: Place, run: Run = RUN, client: int = 1) -> str:
+def refusal(settings: DeviceSettings, run: Run = RUN, client: int = 1) -> str:
     with pytest.raises(CutlayerError) as caught:
-        place.ready(welcome(run, client))
+        settings.ready(welcome(run, client))
     return str(caught.value)
 
 
 def test_a_device_takes_its_share_of_a_named_data_set_as_the_run_deals_it() -> None:
     whole = build.dealt(RUN)
-    device = Place(data="digits").ready(welcome(client=2))
+    device = DeviceSettings(data="digits").ready(welcome(client=2))
     assert torch.equal(device.data.y, whole.data.y[whole.partition.clients[2]])
     assert device.batching == RUN.batching and device.client == 2
 
 
 def test_a_device_is_made_once_for_a_run_and_again_for_another() -> None:
-    place = Place(data="digits")
-    first = place.ready(welcome())
-    assert place.ready(welcome()) is first
-    assert place.ready(welcome(replace(RUN, seed=5))) is not first
+    settings = DeviceSettings(data="digits")
+    first = settings.ready(welcome())
+    assert settings.ready(welcome()) is first
+    assert settings.ready(welcome(replace(RUN, seed=5))) is not first
 
 
 def test_a_device_reads_its_own_file_as_the_run_says(tmp_path: Path) -> None:
     x, y = np.full((5, 1, 8, 8), 51, dtype=np.uint8), np.arange(5)
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     sample = Sample(shape=(1, 8, 8), classes=10, mean=(0.1,), std=(0.5,))
-    device = Place(data=str(tmp_path / "mine.npz")).ready(welcome(replace(RUN, sample=sample)))
+    device = DeviceSettings(data=str(tmp_path / "mine.npz")).ready(welcome(replace(RUN, sample=sample)))
     assert torch.allclose(device.data.x, torch.full((5, 1, 8, 8), 0.2))  # 51 of 255, less the mean, by the deviation
     assert device.data.y.tolist() == [0, 1, 2, 3, 4]
 
@@ -76,18 +78,18 @@ def method_of(run: Run) -> methods.Method:
 
 REFUSED = {
     "labels": (
-        Place(data="digits", never=frozenset({"labels"})),
+        DeviceSettings(data="digits", never=frozenset({"labels"})),
         RUN,
         "this run's method sends labels, which this device never does",
     ),
     "raw inputs": (
-        Place(data="digits"),
+        DeviceSettings(data="digits"),
         replace(RUN, cut=0),
         "this run leaves no layer at the clients, so their raw inputs would leave as activations; join with "
         "--allow-raw if that is meant",
     ),
     "the name of a data set": (
-        Place(data="digits"),
+        DeviceSettings(data="digits"),
         replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10)),
         "this run's samples are the devices' own: give a file or a folder, not the name digits",
     ),
@@ -96,13 +98,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_device_refuses_what_it_did_not_agree_to(case: str) -> None:
-    place, run, message = REFUSED[case]
-    assert refusal(place, run) == message
+    settings, run, message = REFUSED[case]
+    assert refusal(settings, run) == message
 
 
 def test_data_that_are_not_there_are_told_of_before_any_server_is() -> None:
     with pytest.raises(DataError) as caught:
-        Place(data="nowhere.npz")
+        DeviceSettings(data="nowhere.npz")
     assert str(caught.value) == "there is no file or folder nowhere.npz, and no data set of that name; check --data"
 
 
@@ -116,12 +118,12 @@ def test_a_run_on_devices_is_not_simulated_on_other_data() -> None:
 
 
 def test_without_certificates_a_place_is_free_when_nobody_is_there() -> None:
-    office = Office()
-    number = _first_come(2, office)
+    sessions = Sessions()
+    number = _first_come(2, sessions)
     assert [number(name) for name in ("ann", "bob", "ann", "1")] == [0, 1, 0, 1]
-    device = Place(data="digits").ready(welcome(client=0))
+    device = DeviceSettings(data="digits").ready(welcome(client=0))
     for client in (0, 1):
-        join(office, replace(device, client=client))
+        join(sessions, replace(device, client=client))
     with pytest.raises(LinkError) as caught:
         number("carol")
     assert str(caught.value) == "there is no place left for 'carol': this run is for 2 clients"
@@ -129,38 +131,38 @@ def test_without_certificates_a_place_is_free_when_nobody_is_there() -> None:
 
 def test_labels_stay_where_the_split_is_u_shaped() -> None:
     shaped = replace(RUN, head=3)
-    assert Place(data="digits", never=frozenset({"labels"})).ready(welcome(shaped)).client == 1
+    assert DeviceSettings(data="digits", never=frozenset({"labels"})).ready(welcome(shaped)).client == 1
 
 
 def test_raw_inputs_leave_only_if_the_device_says_so() -> None:
-    assert Place(data="digits", raw=True).ready(welcome(replace(RUN, cut=0))).client == 1
+    assert DeviceSettings(data="digits", raw=True).ready(welcome(replace(RUN, cut=0))).client == 1
 
 
 def test_a_kind_that_there_is_not_is_refused_at_once() -> None:
     with pytest.raises(CutlayerError, match="unknown kind 'label'; did you mean 'labels'"):
-        Place(data="digits", never=frozenset({"label"}))
+        DeviceSettings(data="digits", never=frozenset({"label"}))
 
 
 def test_a_device_that_names_its_run_takes_part_in_no_other(tmp_path: Path) -> None:
     agreed = tmp_path / "run.toml"
     agreed.write_text("clients = 4\nrounds = 2\n")
-    place = Place(data="digits", config=agreed)
-    assert place.ready(welcome()).client == 1
-    assert refusal(place, replace(RUN, method=Choice("fedavg"))) == (
+    settings = DeviceSettings(data="digits", config=agreed)
+    assert settings.ready(welcome()).client == 1
+    assert refusal(settings, replace(RUN, method=Choice("fedavg"))) == (
         f"the server's run is not the one in {agreed}: method is {{'name': 'fedavg'}} there and {{'name': 'sfl_v1'}} "
         "here; ask who runs the server"
     )
 
 
 def test_a_client_without_a_share_is_told() -> None:
-    assert refusal(Place(data="digits"), client=9) == "digits is dealt to 4 clients, and this one is number 9"
+    assert refusal(DeviceSettings(data="digits"), client=9) == "digits is dealt to 4 clients, and this one is number 9"
 
 
 # -- private seeds -----------------------------------------------------------------------------------------------------
 
 
 def own_seed(secret: str | None) -> int:
-    device = Place(data="digits", secret=secret).ready(welcome())
+    device = DeviceSettings(data="digits", secret=secret).ready(welcome())
     session = Session(device, 7)
     round_ = session._round_of(_work())
     round_.run((c.Own(0),), [3], [])
@@ -181,7 +183,7 @@ def test_a_secret_of_its_own_hides_a_devices_seeds_from_everybody_else() -> None
 
 
 def test_a_server_cannot_ask_for_raw_data_or_for_what_is_not_declared() -> None:
-    device = Place(data="digits").ready(welcome())
+    device = DeviceSettings(data="digits").ready(welcome())
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1),), [4, 0, 5], [])
     refused: list[tuple[c.AnyCommand, str]] = [
@@ -203,7 +205,7 @@ def test_a_server_cannot_ask_for_raw_data_or_for_what_is_not_declared() -> None:
         ),
     ]
     for command, message in refused:
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(WorkError) as caught:
             round_.run((command,), [1] if isinstance(command, c.Get) else [], [])
         assert str(caught.value) == message
 
@@ -215,7 +217,7 @@ EVERY_METHOD = [name for name in methods.METHODS if name != "splitlora"]
 def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_there(name: str) -> None:
     """Every function that a method declares, each of its parameters, inputs and labels and neither."""
     run = replace(using(RUN, name), optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.9}))
-    device = Place(data="digits", raw=True).ready(welcome(run))
+    device = DeviceSettings(data="digits", raw=True).ready(welcome(run))
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1), c.Put(2, "number")), [4, 0, 5, 1], [])
     given = {"x": 0, "y": 1, "": 2}  # the slots of inputs, labels, and something else
@@ -225,7 +227,7 @@ def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_ther
         for place, wanted in enumerate(names):
             for slot in set(given.values()) - {right[place]}:
                 arguments = (*right[:place], slot, *right[place + 1 :])
-                with pytest.raises(Trouble) as caught:
+                with pytest.raises(WorkError) as caught:
                     round_.run((c.Do(3, address, arguments),), [], [])
                 takes = {"x": "takes a client's own inputs", "y": "takes a client's own labels"}.get(
                     wanted, "takes none of a client's own data"
@@ -236,23 +238,23 @@ def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_ther
 
 
 def test_a_server_cannot_move_the_cut_below_the_first_layer() -> None:
-    device = Place(data="digits").ready(welcome())
+    device = DeviceSettings(data="digits").ready(welcome())
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1), c.Key(2), c.Put(3, "number")), [4, 0, 5, 9, 0], [])
     model = flatten(device.program.functions["client.begin"].__self__.model.initial()[0])
     round_.run((c.Put(4, model.skeleton),), model.numbers, model.tensors)
     round_.run((c.Put(5, "number"), c.Do(6, "client.begin", (4, 5))), [0], [])
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(WorkError) as caught:
         round_.run((c.Vjp(7, 8, "client.forward", (6, 0, 2, 3)), c.Up(("activations",), (7,))), [], [])
     assert caught.value.reason == "a cut of 0 would leave no layer at the client, so its raw inputs would go up"
 
 
 def test_own_data_are_neither_kept_nor_pulled_back() -> None:
-    device = Place(data="digits").ready(welcome())
+    device = DeviceSettings(data="digits").ready(welcome())
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1),), [4, 0, 5], [])
-    with pytest.raises(Trouble, match="a client's own data are there already; what it keeps is what came of them"):
-        round_.run((c.Keep(2, "mine", 0),), [1], [])
+    with pytest.raises(WorkError, match="a client's own data are there already; what it keeps is what came of them"):
+        round_.run((c.KeepValue(2, "mine", 0),), [1], [])
 
 
 # -- plugins -----------------------------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ def test_a_plugin_brings_methods_and_its_hash(tmp_path: Path, restored: None) ->
     file.write_text(PLUGIN)
     assert {name: len(digest) for name, digest in plugins.load([file]).items()} == {"own.py": 64}
     run = config.changed(Run(), {"method": "mine", "clients": 4}, "own.toml")
-    assert Place(data="digits").ready(welcome(run)).program.name == "SplitFed"
+    assert DeviceSettings(data="digits").ready(welcome(run)).program.name == "SplitFed"
 
 
 def broken(path: Path) -> str:
@@ -300,7 +302,7 @@ def test_a_plugin_that_cannot_be_used_is_told_of(tmp_path: Path, restored: None)
     wrong.write_text("1 / 0")
     assert broken(wrong) == f"the plugin {wrong} cannot be loaded: ZeroDivisionError: division by zero"
     wrong.write_text("x = 1")
-    assert broken(wrong) == f"the plugin {wrong} has neither METHODS nor MODELS, so it brings nothing"
+    assert broken(wrong) == f"the plugin {wrong} has none of {', '.join(registry.TABLES)}, so it brings nothing"
     taken.write_text("METHODS = {'sfl_v1': print}")
     assert broken(taken) == (f"the plugin {taken} has 'sfl_v1' in METHODS, which there is already; choose another name")
 
@@ -352,4 +354,6 @@ def test_a_server_refuses_settings_that_make_no_sense(options: dict[str, object]
 def test_data_of_another_shape_are_refused_at_the_device(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((5, 8, 8, 1), dtype=np.float32), y=np.arange(5))
     with pytest.raises(DataError, match="shape"):
-        Place(data=str(tmp_path / "mine.npz")).ready(welcome(replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10))))
+        DeviceSettings(data=str(tmp_path / "mine.npz")).ready(
+            welcome(replace(RUN, sample=Sample(shape=(1, 8, 8), classes=10)))
+        )

@@ -15,12 +15,12 @@ from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from cutlayer.cli.keys import keys
+from cutlayer.cli.identity import keys
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote import authority, key_folder, pem
-from cutlayer.remote.certificates import Credentials
-from cutlayer.remote.key_folder import Asked, Party, carry_out
-from cutlayer.remote.register import Register
+from cutlayer.remote.identity import authority, key_folder, pem
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.identity.key_folder import Asked, Party, carry_out
+from cutlayer.remote.identity.register import Register
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -349,8 +349,8 @@ class TestCommand:
         ]
 
     def test_it_says_which_package_is_missing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delitem(sys.modules, "cutlayer.remote.key_folder")
-        monkeypatch.delattr("cutlayer.remote.key_folder")
+        monkeypatch.delitem(sys.modules, "cutlayer.remote.identity.key_folder")
+        monkeypatch.delattr("cutlayer.remote.identity.key_folder")
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
         with pytest.raises(ConfigError) as refused:
             self.run(str(folder))

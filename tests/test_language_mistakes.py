@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_language import FAMILIES, model, saved, texts, tokenizer, transformers, unsplit
 
-from cutlayer import build
-from cutlayer.config import Choice, Run
 from cutlayer.errors import ConfigError, CutError, DataError, UnknownNameError
 from cutlayer.models import language
 from cutlayer.models.language import answer_tokens, causal_lm, load
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
 from cutlayer.split import Split
 
 

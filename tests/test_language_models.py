@@ -13,18 +13,19 @@ from conftest import clients_of, sgd_by_hand, trained, walk
 from tiny_language import FAMILIES, VOCABULARY, model, saved, texts, tokenizer, unsplit
 from torch import Tensor
 
-from cutlayer import build, models, optim
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import models, optim
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import Model
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.methods.splitlora import splitlora
 from cutlayer.models.adapters import export_pretrained
 from cutlayer.models.decoders import CausalLM, attention_mask
 from cutlayer.models.language import answer_tokens, load
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
-from cutlayer.state import Model
-from cutlayer.training import Training
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +281,8 @@ class TestTraining:
         loop, stacked = (self.trained(folders["llama"], reviews, engine=engine) for engine in ("loop", "vmap"))
         for name, value in loop.model.params.items():
             torch.testing.assert_close(stacked.model.params[name], value, atol=1e-5, rtol=1e-4)
-        net = loop.simulation.method.model.model
-        start = Model.joined(*loop.simulation.method.model.initial()).params
+        net = loop.runner.method.model.model
+        start = Model.joined(*loop.runner.method.model.initial()).params
         moved = [float((value - start[name]).abs().max()) for name, value in loop.model.params.items()]
         assert len(moved) == 12 and min(moved) > 1e-3
         assert digest(net) == digest(model(folders["llama"], answers=(" bad", " good")))
@@ -297,7 +298,7 @@ class TestTraining:
         from peft import PeftModel
 
         training = self.trained(folders["gemma3"], reviews)
-        split = training.simulation.method.model
+        split = training.runner.method.model
         export_pretrained(split.model, training.state_dict(), tmp_path / "adapter")
         assert {"adapter_config.json", "adapter_model.safetensors"} <= {
             p.name for p in (tmp_path / "adapter").iterdir()
@@ -324,7 +325,7 @@ class TestTraining:
         after = training.state_dict()
         for name in ("embedding.tokens.weight", "layers.1.block.mlp.up_proj.weight", "head.lm_head.weight"):
             assert (after[name] - before[name]).abs().max() > 1e-3
-        split = training.simulation.method.model
+        split = training.runner.method.model
         export_pretrained(split.model, after, tmp_path)
         theirs = unsplit(load(str(tmp_path)), texts())
         answers = list(answer_tokens((" bad", " good"), folders["llama"]))

@@ -10,10 +10,10 @@ import torch
 from stopping import stopped
 from tiny_language import saved, texts, transformers, unsplit
 
-from cutlayer import build
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
-from cutlayer.run import Folder, execute
+from cutlayer.core.batches import Batching
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
 
 peft = pytest.importorskip("peft", reason="needs cutlayer[llm]")
 
@@ -63,7 +63,7 @@ def test_a_run_leaves_adapters_that_peft_puts_on_the_unsplit_model(name: str, da
     assert {file.name for file in folder.pretrained.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
     base = transformers.AutoModelForCausalLM.from_pretrained(data / "tiny")
     found = peft.PeftModel.from_pretrained(base, folder.pretrained).eval()
-    split, x = training.simulation.method.model, texts()
+    split, x = training.runner.method.model, texts()
     expected = split.predict(training.model, x)
     answers = split.model.head.answers
     assert torch.allclose(unsplit(found, x)[:, -1][:, answers], expected, atol=1e-6)
@@ -76,7 +76,7 @@ def test_a_model_that_is_trained_in_full_is_left_for_transformers(data: Path) ->
     run = replace(run_of("hosfl", rank=0), method=Choice("sfl_v1"))
     training = execute(run, folder, root=data)
     found = transformers.AutoModelForCausalLM.from_pretrained(folder.pretrained).eval()
-    split, x = training.simulation.method.model, texts()
+    split, x = training.runner.method.model, texts()
     expected = split.predict(training.model, x)
     assert torch.allclose(unsplit(found, x)[:, -1][:, split.model.head.answers], expected, atol=1e-5)
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny_language import saved, tokenizer
 
-from cutlayer import build, config
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
 from cutlayer.data import sources
 from cutlayer.data.language import Prompts, Task
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Choice, Run
 
 Rows = Sequence[Mapping[str, Any]]
 

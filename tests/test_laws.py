@@ -9,10 +9,17 @@ import torch
 from conftest import agree, resnet, simulation
 from torch import Tensor
 
-from cutlayer import methods, optim, tree
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SLOPES, STATISTICS, SYNC, Kind
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.program import Program, at_client
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Part, State, Tensors
+from cutlayer.core.values import PerClient
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS, MODEL, SETTINGS, SLOPES, STATISTICS, SYNC, Kind
 from cutlayer.methods import (
     FedAvg,
     FslSage,
@@ -28,16 +35,11 @@ from cutlayer.methods import (
 )
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.client import SplitClient
-from cutlayer.places import Clients
 from cutlayer.planning.devices import Pool
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
-from cutlayer.program import Program, at_client
-from cutlayer.servers import Fed, Server
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Part, State, Tensors
-from cutlayer.values import PerClient
 
 OPT = optim.sgd(0.1, momentum=0.9)
 ENGINES = ("loop", "vmap")
@@ -78,6 +80,7 @@ def test_methods_are_final(method: type) -> None:
 # -- A method that tells whatever story a test gives it ----------------------------------------------------------------
 
 
+@method
 @dataclass(frozen=True, kw_only=True)
 class Probe:
     model: Split
@@ -362,7 +365,9 @@ def test_labels_of_a_u_shape_are_refused_by_the_client(engine: str) -> None:
 
 def test_a_kind_of_ones_own_is_no_kind() -> None:
     mine = Kind("labels", "fed")
-    expected = "Kind(name='labels', home='fed') is not a kind of cutlayer.kinds; what crosses goes under one of those"
+    expected = (
+        "Kind(name='labels', home='fed') is not a kind of cutlayer.core.kinds; what crosses goes under one of those"
+    )
     for story in (lambda s: s.clients.up(mine(s.step.y)), lambda s: s.clients.down(mine, s.state.client)):
         assert refusal(story, "loop") == expected
     with pytest.raises(LawError, match="is not a kind of"):

@@ -7,12 +7,13 @@ import pytest
 import torch
 from conftest import GENERAL, SIZES, TOLD, fit_for, images, resnet, run, simulation
 
-from cutlayer import methods, optim, tree
-from cutlayer.batches import Batching
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import Model
 from cutlayer.meters.ledger import Ledger
-from cutlayer.simulation import Simulation
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Model
 
 ROUNDS = 2
 SETTINGS = 8  # the round's number

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutlayer.checkpoint import pack, unpack
+from cutlayer.core.memory import Memories, Memory
+from cutlayer.core.values import Block, PerClient
 from cutlayer.errors import LawError
-from cutlayer.memory import Memories, Memory
-from cutlayer.values import Block, PerClient
+from cutlayer.runs.checkpoint import pack, unpack
 
 NAME = "part"
 

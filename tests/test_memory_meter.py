@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cutlayer import Split, cli, optim
 from cutlayer.errors import ConfigError
 from cutlayer.meters.memory import highest, peak
-from cutlayer.planning.client_memory import ClientMemory, Footprint, client_memory
+from cutlayer.studies.client_memory import ClientMemory, Footprint, client_memory
 
 CPU = torch.device("cpu")
 N = 100_000

@@ -18,19 +18,20 @@ from torch import Tensor, nn
 
 import cutlayer
 from cutlayer import cli, methods, sgd
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
 from cutlayer.data import Arrays, Partition, from_arrays
 from cutlayer.errors import ConfigError, CutError, DataError, PartitionError, UnknownNameError, UsageError
-from cutlayer.folder import Folder
 from cutlayer.methods import METHODS, FedAvg, Method
-from cutlayer.places import Clients
-from cutlayer.run import execute
-from cutlayer.servers import Fed, Server
-from cutlayer.simulation import Simulation
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import execute
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.training import Training
 
 MLP = Choice("mlp", {"hidden": (8,)})
 
@@ -47,7 +48,7 @@ def flat(*layers: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequentia
 
 
 def losses(sim: Any, rounds: int = 2) -> list[float | None]:
-    training = Training(simulation=sim)
+    training = Training(runner=sim)
     return [training.round()["loss"] for _ in range(rounds)]
 
 
@@ -334,7 +335,7 @@ def test_a_model_that_vmap_cannot_run_runs_on_loop_and_says_why(name: str, caplo
     assert messages(caplog) == []
     stacked = sim("vmap")
     found = losses(stacked)
-    if stacked.engine.name == "vmap":  # a version of torch that can
+    if stacked.backend.engine.name == "vmap":  # a version of torch that can
         assert found == pytest.approx(expected, rel=1e-9)
         return
     assert found == expected
@@ -344,7 +345,7 @@ def test_a_model_that_vmap_cannot_run_runs_on_loop_and_says_why(name: str, caplo
     caplog.set_level(logging.INFO)
     assert losses(sim("auto")) == expected
     told = messages(caplog, logging.INFO)
-    assert told[0].startswith("engine vmap cannot run this model (") and told[1].startswith("engine auto: loop; ")
+    assert told[0].startswith("engine auto: loop; vmap cannot run this model (") and len(told) == 1
 
 
 def test_a_model_that_vmap_can_run_is_tried_without_a_trace() -> None:
@@ -352,7 +353,7 @@ def test_a_model_that_vmap_can_run_is_tried_without_a_trace() -> None:
     assert losses(sim) == pytest.approx(losses(simulation(method_of("sfl_v1", flat()))), rel=1e-9)
     reference = simulation(method_of("sfl_v1", flat()))
     losses(reference)
-    assert sim.engine is not None and sim.engine.name == "vmap"
+    assert sim.backend.engine is not None and sim.backend.engine.name == "vmap"
     assert sim.ledger.content() == reference.ledger.content()
 
 
@@ -423,6 +424,7 @@ def test_a_partition_without_clients_and_a_chunk_of_none_are_refused() -> None:
             simulation(method_of("sfl_v1", flat()), chunk=chunk)
 
 
+@method
 @dataclass(frozen=True, kw_only=True)
 class Silent:
     """A method that tells nothing of its rounds."""
@@ -445,7 +447,7 @@ class Silent:
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_a_method_without_a_report_trains(engine: str) -> None:
-    silent, told = (Training(simulation=simulation(m, engine="loop")) for m in (
+    silent, told = (Training(runner=simulation(m, engine="loop")) for m in (
         Silent(inner=method_of("sfl_v1", flat())), method_of("sfl_v1", flat())
     ))  # fmt: skip
     record, other = silent.round(), told.round()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -26,18 +27,18 @@ from conftest import (
 from one_weight import Weight, alike, mean_output, weight
 from torch import Tensor, nn
 
-import cutlayer.stored  # noqa: F401 (what checkpoints hold)
-from cutlayer import checkpoint, methods, optim
-from cutlayer.batches import Batching
+from cutlayer import methods, optim
+from cutlayer.core.batches import Batching
+from cutlayer.core.meter import Meter
+from cutlayer.core.state import State
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.meters.base import Meter
 from cutlayer.methods import FedAvg, SplitFed
+from cutlayer.optim.schedules import cosine, exponential
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.outer import SlowMo
-from cutlayer.schedules import cosine, exponential
+from cutlayer.runs import checkpoint
 from cutlayer.split import Split
-from cutlayer.state import State
 
 PLAIN, MOMENTUM = optim.sgd(0.1), optim.sgd(0.05, momentum=0.9)
 NESTEROV = optim.sgd(0.05, momentum=0.9, nesterov=True)
@@ -154,7 +155,7 @@ def test_a_state_that_still_has_moments_goes_on_without_them(when: str) -> None:
     state = run(sim, 1)
     part = opt.begin(state.server.tree, 1)
     moments = {"momentum": {name: torch.ones_like(value) for name, value in part.params.items()}}
-    older = state._replace(server=state.server._replace(tree=part._replace(moments=moments, count=3)))
+    older = state._replace(server=replace(state.server, tree=part._replace(moments=moments, count=3)))
     agree(methods.global_model(sim.round(older)), methods.global_model(sim.round(state)))
 
 
@@ -328,9 +329,9 @@ def test_fednags_momenta_by_hand(agg: str, momenta: tuple[float, float]) -> None
     """g = (1, 3), of 2 and 6 samples, and γ = 1/2: m = Σ p_j g_j, then 1.5 times as much, and w moves by γ m + g."""
     opt = optim.sgd(1.0, momentum=0.5, nesterov=True)
     states = scalar("fednag", opt, (1.0, 3.0), rounds=2, agg=agg)
-    carried = [state.memory["carry"] for state in states]
-    assert [float(c["moments"].tree["momentum"]["1.weight"]) for c in carried] == list(momenta)
-    assert [c["steps"] for c in carried] == [1, 2]
+    carried = [state.memory.carry for state in states]
+    assert [float(c.moments.tree["momentum"]["1.weight"]) for c in carried] == list(momenta)
+    assert [c.steps for c in carried] == [1, 2]
     g = momenta[0]
     assert weights(states) == [-1.5 * g, -1.5 * g - (g + 0.5 * momenta[1])]
 

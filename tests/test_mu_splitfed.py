@@ -26,17 +26,17 @@ from zeroth_by_hand import (
 
 import cutlayer
 from cutlayer import methods, optim
-from cutlayer.batches import Batching
-from cutlayer.config import Choice
+from cutlayer.core.batches import Batching
+from cutlayer.core.state import Model, Tensors
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.mu_splitfed import UnbalancedZeroth, mu_splitfed
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
+from cutlayer.runs.config import Choice
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Model, Tensors
 
 CLIENT_LR, SERVER_LR = 0.05, 0.1
 SINGLE = 1e-6  # differences travel in single precision

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cutlayer import optim, rules, tree
+from cutlayer import optim
+from cutlayer.core import tree
+from cutlayer.core.state import Grads, Model, Part
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.optim import adam, adamw, sgd
-from cutlayer.schedules import constant, cosine, exponential, steps, warmup
-from cutlayer.state import Grads, Model, Part
+from cutlayer.optim import rules
+from cutlayer.optim.optimiser import adam, adamw, sgd
+from cutlayer.optim.schedules import constant, cosine, exponential, steps, warmup
 
 BETAS = (0.8, 0.95)
 PAIRS = {

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cutlayer import fusing
-from cutlayer.fusing import fused
-from cutlayer.fusing import fusing as compiling
-from cutlayer.kernels.picking import CONVOLUTION, with_picked_pixels
+from cutlayer.engines.graph import compiling
+from cutlayer.engines.graph.kernels.picking import CONVOLUTION, with_picked_pixels
 from cutlayer.models.resnet import resnet18
 
 PICKED = ({"stride": 2}, {"stride": (3, 1)}, {"stride": 2, "groups": 2}, {"stride": 2, "bias": True})
@@ -79,9 +77,9 @@ def test_what_is_compiled_has_its_pixels_picked(monkeypatch: pytest.MonkeyPatch,
     given = pictures(3, 4, 6, 8), *values
     sizes = []
     for places in ((), ("cpu",)):
-        monkeypatch.setattr(fusing, "REWRITTEN_ON", places)
-        fusing._fused.cache_clear()
-        with compiling():
-            agree(results(fused(run), *given), results(run, *given), 1e-12)
+        monkeypatch.setattr(compiling, "REWRITTEN_ON", places)
+        compiling._compiled.cache_clear()
+        with compiling.compiling():
+            agree(results(compiling.compiled(run), *given), results(run, *given), 1e-12)
         sizes.append(eager[-1])
     assert sizes[1] == sizes[0] + 3

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from cutlayer import figures
 from cutlayer.errors import ConfigError
-from cutlayer.figures import plan as picture
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.planner import Plan, Planned
 from cutlayer.planning.problem import Bound, Costs, Fleet, Problem
+from cutlayer.results import figures
+from cutlayer.results.figures import plan as picture
 
 # A forward pass of 1, 2 and 3 FLOPs, a backward one of 2, 4 and 6; 4, 2 and 1 bits cross; layers of 10 bits each.
 COSTS = Costs(

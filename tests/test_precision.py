@@ -11,16 +11,17 @@ from in_process import device, join
 from torch import Tensor, nn
 
 from cutlayer import Split, adam, methods, sfl_v1, sgd, smofi, train
-from cutlayer.batches import Batching
-from cutlayer.config import Run
+from cutlayer.core.batches import Batching
+from cutlayer.core.precision import PRECISIONS, Precision, computing
+from cutlayer.core.state import State
 from cutlayer.errors import CheckpointError, ConfigError, UnknownNameError
-from cutlayer.precision import PRECISIONS, Precision, computing
-from cutlayer.remote.deployment import Deployment
-from cutlayer.remote.office import Office
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
-from cutlayer.state import State
-from cutlayer.training import evaluate
+from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.sessions import Sessions
+from cutlayer.runs.config import Run
+from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import evaluate
 
 DATA = images(dtype=torch.float32)
 
@@ -36,7 +37,7 @@ def played(precision: Precision, engine: str = "loop") -> tuple[Simulation, dict
     return sim, values(sim, run(sim))
 
 
-def values(sim: Simulation | Deployment, state: State) -> dict[str, Tensor]:
+def values(sim: Rounds, state: State) -> dict[str, Tensor]:
     return sim.method.model.export(methods.global_model(state))
 
 
@@ -168,18 +169,13 @@ def test_evaluation_computes_as_training_does() -> None:
 def test_devices_compute_in_the_precision_of_their_run() -> None:
     """Clients behind the wire give the loop engine's numbers in bfloat16, and its bytes."""
     here, expected = played("bf16")
-    office, partition = Office(), clients_of()
+    sessions, partition = Sessions(), clients_of()
     for client in range(len(partition)):
-        join(office, device(method(), DATA, partition, BATCH, client, precision="bf16"))
-    there = Deployment(
-        method=method(),
-        office=office,
-        sample=DATA.take([0, 1]),
-        batching=BATCH,
-        seed=SEED,
-        precision="bf16",
-        gather=lambda _: tuple(office.lines()),
-    )
+        join(sessions, device(method(), DATA, partition, BATCH, client, precision="bf16"))
+    mine = method()
+    few = DATA.take([0, 1])
+    devices = DeviceBackend(method=mine, sessions=sessions, sample=few, gather=lambda _: tuple(sessions.present()))
+    there = Rounds(mine, devices, batching=BATCH, seed=SEED, precision="bf16")
     state = there.start()
     for _ in range(2):
         state = there.round(state)

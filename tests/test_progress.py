@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cutlayer.cli import progress
 from cutlayer.cli.progress import Bar, Lines, Status
-from cutlayer.config import Run
+from cutlayer.runs.config import Run
 
 TWENTY = Run(rounds=20)
 BUDGET = Run(rounds=2000, until_samples=1000)

@@ -12,13 +12,14 @@ from conftest import NUM_UNITS, agree, distance, resnet, run, simulation, traine
 from stopping import SMALL, outcome, stopped, unbroken
 from torch import Tensor, nn
 
-from cutlayer import methods, optim, tree
-from cutlayer.config import Choice
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.state import State
 from cutlayer.errors import ConfigError
 from cutlayer.methods import SplitFed
-from cutlayer.run import Folder, execute
+from cutlayer.runs.config import Choice
+from cutlayer.runs.run import Folder, execute
 from cutlayer.split import Split
-from cutlayer.state import State
 
 ENGINES = ("loop", "vmap")
 PLAIN, MOMENTUM = optim.sgd(0.1), optim.sgd(0.05, momentum=0.9)
@@ -40,7 +41,7 @@ def random_cut(cut: int = 1, head: int | None = None, **options: Any) -> methods
 
 
 def cuts_of(states: Sequence[State]) -> list[int]:
-    return [1 + state.memory["cut"] for state in states]
+    return [1 + state.memory.cut for state in states]
 
 
 def states_of(method: methods.RandomCut, rounds: int, **options: Any) -> list[State]:
@@ -79,11 +80,11 @@ def test_every_value_is_at_one_place_after_every_round(head: int | None) -> None
     everything = set(resnet().state_dict())
     for state in states_of(random_cut(head=head), 4):
         client, server = state.client.tree, state.server.tree
-        lower, upper = Split(resnet(), 1 + state.memory["cut"], head=head).initial()
+        lower, upper = Split(resnet(), 1 + state.memory.cut, head=head).initial()
         assert [values.keys() for values in client] == [values.keys() for values in lower]
         assert [values.keys() for values in server] == [values.keys() for values in upper]
-        assert state.memory["client"].tree.keys() == client.params.keys()
-        assert state.memory["server"].tree.keys() == server.params.keys()
+        assert state.memory.method.client.tree.keys() == client.params.keys()
+        assert state.memory.method.server.tree.keys() == server.params.keys()
         names = [name for model in (client, server) for values in model for name in values]
         assert (len(names), set(names)) == (len(everything), everything)
 

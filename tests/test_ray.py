@@ -21,17 +21,18 @@ from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, Outcome, must_a
 from torch import nn
 
 from cutlayer import methods, optim
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
+from cutlayer.core.method import Method
 from cutlayer.data.arrays import from_arrays
 from cutlayer.errors import ConfigError
-from cutlayer.methods.base import Method
-from cutlayer.remote import ray_cluster
-from cutlayer.remote.messages import Refusal
-from cutlayer.remote.office import Answered
-from cutlayer.remote.worker import Trouble
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
+from cutlayer.remote.device.worker import WorkError
+from cutlayer.remote.protocol.messages import Refusal
+from cutlayer.remote.ray import cluster as ray_cluster
+from cutlayer.remote.ray.backend import RayBackend
+from cutlayer.remote.server.sessions import Answered
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
 
 ray = pytest.importorskip("ray")
@@ -55,8 +56,8 @@ def method_of(case: str) -> Method:
 
 
 def actors(sim: Simulation) -> list[Any]:
-    assert sim._fleet is not None
-    return [crew.actor for crew in sim._fleet._crews]
+    assert isinstance(sim.backend, RayBackend)
+    return [worker.actor for worker in sim.backend._workers]
 
 
 def process_of(actor: Any) -> psutil.Process:
@@ -218,7 +219,7 @@ def test_a_client_whose_numbers_are_not_finite_stops_on_ray_as_it_does_on_loop(c
 def test_an_error_at_a_client_is_an_error_of_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLAYER_TEST_ROLE", "driver")
     sim = simulation(small(Failing()), engine="ray")
-    with pytest.raises(Trouble, match=r"^client \d, command \d+ \(vjp .*\): this layer works in one process only$"):
+    with pytest.raises(WorkError, match=r"^client \d, command \d+ \(vjp .*\): this layer works in one process only$"):
         run(sim)
 
 
@@ -251,23 +252,28 @@ class Killing:
 
 
 def without_the_odd_ones() -> Outcome:
-    """Two rounds over the wire in which clients 1 and 3 refuse the third letter of the second."""
+    """Two rounds over the wire in which clients 1 and 3 refuse the third request of the second."""
     there = deployment(method_of("sfl_v1"), images(), clients_of(), batching=CASES["sfl_v1"].batching, seed=SEED)
     for j in (1, 3):
-        line = there.office.line(j)
-        assert line is not None
-        letters = iter((True, True))
+        session = there.backend.sessions.get(j)
+        assert session is not None
+        requests = iter((True, True))
 
         def send(
-            work: Any, tensors: Any, j: int = j, line: Any = line, letters: Any = letters, old: Any = line._send
+            work: Any,
+            tensors: Any,
+            j: int = j,
+            session: Any = session,
+            requests: Any = requests,
+            old: Any = session.transmit,
         ) -> int:
-            if work.round == 0 or next(letters, False):
+            if work.round == 0 or next(requests, False):
                 return int(old(work, tensors))
             refusal = Refusal(session=work.session, number=work.number, where="", reason="")
-            there.office.take(Answered(j, line.session, refusal, []))
+            there.backend.sessions.take(Answered(j, session.number, refusal, []))
             return 0
 
-        line._send = send
+        session.transmit = send
     return Outcome(run(there), there.ledger)  # type: ignore[arg-type]
 
 

@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 
-from cutlayer import config, recipes
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import recipes
+from cutlayer.core.batches import Batching
 from cutlayer.models import default_init
-from cutlayer.recipes import (
-    cut_layer,
-    evidence,
-    hasfl_evidence,
-    hasfl_figures,
-    published,
-    smofi,
-    smofi_figures,
-    smofi_tables,
-)
+from cutlayer.recipes import cut_layer, hasfl, published, smofi
 from cutlayer.recipes.recipe import Apart, Published
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
 
 SIZES = {  # panels and runs
     "smofi_table1": (3, 45),
@@ -30,13 +22,13 @@ SIZES = {  # panels and runs
     "smofi_table3": (6, 30),
     "smofi_table4": (3, 15),
     "smofi_table5": (2, 10),
-    "smofi_figure1": (2, 4),
-    "smofi_figure3": (1, 13),
-    "smofi_figure4": (4, 20),
-    "smofi_figure5": (7, 35),
-    "smofi_figure9": (2, 22),
-    "smofi_figure10": (3, 30),
-    "smofi_figure11": (3, 12),
+    "smofi_fig1": (2, 4),
+    "smofi_fig3": (1, 13),
+    "smofi_fig4": (4, 20),
+    "smofi_fig5": (7, 35),
+    "smofi_fig9": (2, 22),
+    "smofi_fig10": (3, 30),
+    "smofi_fig11": (3, 12),
     "cut_table3_as_paper": (3, 30),
     "cut_table3_as_run": (3, 29),
     "cut_table4_as_paper": (4, 40),
@@ -161,7 +153,7 @@ def test_a_panel_has_one_plain_fedavg_unless_its_target_is_given(name: str) -> N
 
 
 def test_table_1_is_the_product_of_bases_and_plug_ins() -> None:
-    recipe = smofi_tables.smofi_table1()
+    recipe = smofi.smofi_table1()
     for data, setup in smofi.IMAGES.items():
         for base, of in smofi.BASES.items():
             for plug_in, plugged in smofi.plug_ins(setup).items():
@@ -177,7 +169,7 @@ def test_table_1_is_the_product_of_bases_and_plug_ins() -> None:
 
 
 def test_speed_ups_of_table_1_are_against_the_family_s_base() -> None:
-    against = smofi_tables.smofi_table1().against
+    against = smofi.smofi_table1().against
     assert len(against) == 45
     assert against["smofi_table1/tiny/fedprox+smofi"] == "smofi_table1/tiny/fedprox"
     assert against["smofi_table1/tiny/fednar"] == "smofi_table1/tiny/fednar"
@@ -196,9 +188,9 @@ def test_speed_ups_of_table_1_are_against_the_family_s_base() -> None:
         ("smofi_table4/tiny-j30/fedavg", "tiny_imagenet", 200, 30, 400, 64, 0.05, 1e-3),
         ("smofi_table5/shakespeare/fedavg", "shakespeare", 100, 20, 300, 100, 0.01, 5e-4),
         ("smofi_table5/google_speech/fedavg", "speech_commands", 200, 20, 300, 32, 0.01, 5e-4),
-        ("smofi_figure5/vgg16/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.01, 5e-4),
-        ("smofi_figure5/resnet18/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 5e-4),
-        ("smofi_figure5/densenet169/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 1e-3),
+        ("smofi_fig5/vgg16/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.01, 5e-4),
+        ("smofi_fig5/resnet18/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 5e-4),
+        ("smofi_fig5/densenet169/fedavg", "tiny_imagenet", 200, 40, 150, 64, 0.05, 1e-3),
     ],
 )
 def test_settings_of_smofi(
@@ -243,10 +235,10 @@ def test_choices_of_the_momentum_methods(
 
 def test_cuts_of_smofi() -> None:
     assert BY_NAME["smofi_table1/cifar10/smofi"].cut == "layer1.1"
-    assert BY_NAME["smofi_figure3/cifar10/smofi-cut0"].cut == 1
-    assert BY_NAME["smofi_figure3/cifar10/smofi-cut8"].cut == 9
-    assert BY_NAME["smofi_figure9/tiny/smofi-cut14-16"].method.options["random_cut"] == (15, 17)
-    cuts = {label(run.name.rpartition("/")[0]): run.cut for run in smofi_figures.smofi_figure5().runs}
+    assert BY_NAME["smofi_fig3/cifar10/smofi-cut0"].cut == 1
+    assert BY_NAME["smofi_fig3/cifar10/smofi-cut8"].cut == 9
+    assert BY_NAME["smofi_fig9/tiny/smofi-cut14-16"].method.options["random_cut"] == (15, 17)
+    cuts = {label(run.name.rpartition("/")[0]): run.cut for run in smofi.smofi_fig5().runs}
     assert cuts == {
         "vgg11": "conv2_1",
         "vgg16": "conv2_2",
@@ -269,7 +261,7 @@ def test_partitions_of_smofi() -> None:
 
 
 def test_table_2_tells_the_time() -> None:
-    runs = {label(run.name): run for run in smofi_tables.smofi_table2().runs[:6]}
+    runs = {label(run.name): run for run in smofi.smofi_table2().runs[:6]}
     assert list(runs) == ["fedavg", "sfl_v1-step", "sfl_v1-epoch", "sfl_v2", "mergesfl", "smofi"]
     assert all(run.devices == Choice("pool", {"kappa": 100}) for run in runs.values())
     assert runs["mergesfl"].method == Choice("mergesfl", {"regulate": True})
@@ -278,27 +270,27 @@ def test_table_2_tells_the_time() -> None:
 
 
 def test_figures_of_smofi() -> None:
-    assert smofi_figures.smofi_figure5().share == 1.0
-    recipe = smofi_figures.smofi_figure10()
+    assert smofi.smofi_fig5().share == 1.0
+    recipe = smofi.smofi_fig10()
     assert recipe.targets == {
-        "smofi_figure10/cifar10": 0.70,
-        "smofi_figure10/cifar100": 0.43,
-        "smofi_figure10/tiny": 0.30,
+        "smofi_fig10/cifar10": 0.70,
+        "smofi_fig10/cifar100": 0.43,
+        "smofi_fig10/tiny": 0.30,
     }
     (sweep,) = recipe.figure
     swept = [(sweep.series(run), sweep.x(run)) for run in recipe.runs[:10]]
     assert swept == [(method, beta) for method in ("smofi", "fedavgm") for beta in (0.1, 0.2, 0.3, 0.4, 0.5)]
-    adam = BY_NAME["smofi_figure4/adamw/smofi"].optimiser
+    adam = BY_NAME["smofi_fig4/adamw/smofi"].optimiser
     assert adam == Choice("adamw", {"lr": {"schedule": "exponential", "lr": 1e-3, "decay": 0.998}, "weight_decay": 0.0})
-    assert BY_NAME["smofi_figure11/tiny/smofi-no-align"].method.options == {"alpha": -0.1, "beta": 0.5, "align": False}
-    assert BY_NAME["smofi_figure11/tiny/smofi-no-global"].method.options == {"alpha": -0.1, "beta": 0.0}
+    assert BY_NAME["smofi_fig11/tiny/smofi-no-align"].method.options == {"alpha": -0.1, "beta": 0.5, "align": False}
+    assert BY_NAME["smofi_fig11/tiny/smofi-no-global"].method.options == {"alpha": -0.1, "beta": 0.0}
 
 
 def test_a_run_has_its_place_in_each_sweep() -> None:
     """FedAvg is a level line in both; a run that varies one setting is not in the sweep of the other."""
-    runs = smofi_figures.smofi_figure9().runs
-    by_alpha, by_cut = smofi_figures.smofi_figure9().figure
-    assert by_alpha == smofi_figures.smofi_figure3().figure[0]
+    runs = smofi.smofi_fig9().runs
+    by_alpha, by_cut = smofi.smofi_fig9().figure
+    assert by_alpha == smofi.smofi_fig3().figure[0]
     alphas = [Apart.LEVEL, -0.1, -0.01, -1.0, -10.0]
     assert [by_alpha.x(run) for run in runs] == [*alphas, *[Apart.ABSENT] * 8, *alphas, *[Apart.ABSENT] * 4]
     assert [by_cut.x(run) for run in runs[:13]] == [Apart.LEVEL, 2, *[Apart.ABSENT] * 3, 0, 1, 3, 4, 5, 6, 7, 8]
@@ -372,19 +364,19 @@ def test_a_client_has_whole_stages_of_the_network() -> None:
 
 
 def test_numbers_of_the_papers() -> None:
-    table1 = smofi_tables.smofi_table1().published
+    table1 = smofi.smofi_table1().published
     assert table1["smofi_table1/cifar10/fedavg"] == Published(accuracy=77.16, std=0.11, rounds="258", speed_up=1.0)
     assert table1["smofi_table1/tiny/fednar+smofi"] == Published(accuracy=40.47, std=0.11, rounds="16", speed_up=10.25)
-    table2 = smofi_tables.smofi_table2().published
+    table2 = smofi.smofi_table2().published
     assert table2["smofi_table2/tiny/sfl_v1-step"] == Published(
         accuracy=21.81, std=0.98, rounds=">400", hours=">578.95"
     )
-    table3 = smofi_tables.smofi_table3().published
+    table3 = smofi.smofi_table3().published
     assert table3["smofi_table3/tiny-iid/smofi"] == Published(accuracy=42.48, std=0.32, rounds="11", speed_up=13.36)
     assert table3["smofi_table3/cifar10-dir05/fednag"].accuracy == 82.26
-    table4 = smofi_tables.smofi_table4().published
+    table4 = smofi.smofi_table4().published
     assert table4["smofi_table4/tiny-j20/slowmo"] == Published(accuracy=34.91, std=0.24, rounds="64", speed_up=1.95)
-    table5 = smofi_tables.smofi_table5().published
+    table5 = smofi.smofi_table5().published
     assert table5["smofi_table5/shakespeare/fednag"] == Published(accuracy=42.56, std=2.59, rounds="210", speed_up=0.81)
     cut3, cut4 = cut_layer.cut_table3_as_run().published, cut_layer.cut_table4_as_paper().published
     assert cut3["cut_table3_as_run/cifar10/sfl_v2-cut1"] == Published(accuracy=92.30, std=0.15)
@@ -401,8 +393,8 @@ SMOFI_TABLES = (
 )
 
 
-@pytest.mark.parametrize("table", SMOFI_TABLES, ids=lambda table: table.source)
-def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(table: published.Table) -> None:
+@pytest.mark.parametrize("table", SMOFI_TABLES)
+def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(table: published.PaperTable) -> None:
     """To the rounding of the mean rounds, which are printed whole; so no number is mistyped by much."""
     rounds = {key: float(p.rounds) for key, p in table.by_run("t").items()}
     for key, p in table.by_run("t").items():
@@ -414,13 +406,13 @@ def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(table: published
 
 def test_a_table_needs_a_cell_for_each_panel() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        published.Table(source="", panels=("a", "b"), rows={"fedavg": ((1.0, 0.1),)}).by_run("t")
+        published.PaperTable(panels=("a", "b"), rows={"fedavg": ((1.0, 0.1),)}).by_run("t")
 
 
 def test_fixed_steps_on_fashion_mnist_are_the_mean_of_a_round() -> None:
-    runs = {label(run.name): run for run in evidence.smofi_fashion_mnist().runs}
+    runs = {label(run.name): run for run in smofi.smofi_fashion_mnist().runs}
     assert runs["fedavg"].batching == Batching(size=32, epochs=2)
-    assert evidence.MEAN_STEPS == 75  # two epochs of 60,000 samples over 50 clients in batches of 32
+    assert smofi.MEAN_STEPS == 75  # two epochs of 60,000 samples over 50 clients in batches of 32
     assert {name for name, run in runs.items() if run.batching.steps == 75} == {"slowmo", "fednag", "mergesfl"}
 
 
@@ -440,7 +432,7 @@ def rules(run: Run) -> tuple[str, str]:
 
 
 def test_the_setting_of_hasfl() -> None:
-    (run,) = hasfl_figures.hasfl_table1().runs
+    (run,) = hasfl.hasfl_table1().runs
     assert (run.data, run.clients, run.per_round, run.rounds) == ("cifar10", 20, None, 1000)
     assert run.model == Choice("vgg16", {"init": "torch", "norm": "batch", "classifier": (512, 512)})
     assert run.optimiser == Choice("sgd", {"lr": 5e-4})
@@ -480,12 +472,12 @@ def test_fixed_batches_and_cuts_of_hasfl() -> None:
 
 
 def test_resources_of_hasfl_are_halved_and_doubled() -> None:
-    (by_device, by_server), (by_uplink, by_link) = hasfl_figures.hasfl_fig7().figure, hasfl_figures.hasfl_fig8().figure
+    (by_device, by_server), (by_uplink, by_link) = hasfl.hasfl_fig7().figure, hasfl.hasfl_fig8().figure
     for recipe, sweep, word, places in (
-        (hasfl_figures.hasfl_fig7(), by_device, "device", [1.5, 0.375, 0.75, 3.0]),
-        (hasfl_figures.hasfl_fig7(), by_server, "server", [20.0, 5.0, 10.0, 40.0]),
-        (hasfl_figures.hasfl_fig8(), by_uplink, "uplink", [77.5, 19.375, 38.75, 155.0]),
-        (hasfl_figures.hasfl_fig8(), by_link, "servers", [370.0, 92.5, 185.0, 740.0]),
+        (hasfl.hasfl_fig7(), by_device, "device", [1.5, 0.375, 0.75, 3.0]),
+        (hasfl.hasfl_fig7(), by_server, "server", [20.0, 5.0, 10.0, 40.0]),
+        (hasfl.hasfl_fig8(), by_uplink, "uplink", [77.5, 19.375, 38.75, 155.0]),
+        (hasfl.hasfl_fig8(), by_link, "servers", [370.0, 92.5, 185.0, 740.0]),
     ):
         here = [run for run in recipe.runs if sweep.x(run) is not Apart.ABSENT]
         mine = {label(run.name): sweep.x(run) for run in here if sweep.series(run) == "rbs_rms"}
@@ -494,13 +486,13 @@ def test_resources_of_hasfl_are_halved_and_doubled() -> None:
     assert BY_NAME["hasfl_fig7/cifar10-iid/hasfl-device0.5"].devices == Choice("table1", {"tflops": (0.5, 1.0)})
     assert BY_NAME["hasfl_fig7/cifar10-iid/hasfl-server2"].devices == Choice("table1", {"server_tflops": 40.0})
     assert BY_NAME["hasfl_fig8/cifar10-iid/hasfl-uplink2"].devices == Choice("table1", {"mbits_up": (150.0, 160.0)})
-    against = hasfl_figures.hasfl_fig7().against
+    against = hasfl.hasfl_fig7().against
     assert against["hasfl_fig7/cifar10-iid/rbs_rms-server2"] == "hasfl_fig7/cifar10-iid/hasfl-server2"
     assert against["hasfl_fig7/cifar10-iid/rbs_rms"] == "hasfl_fig7/cifar10-iid/hasfl"
 
 
 def test_the_number_of_devices_of_hasfl() -> None:
-    recipe = hasfl_figures.hasfl_fig9()
+    recipe = hasfl.hasfl_fig9()
     (sweep,) = recipe.figure
     places = [(sweep.series(run), sweep.x(run)) for run in recipe.runs[:20]]
     assert places == [(policy, number) for number in (10, 20, 30, 40) for policy in POLICIES]
@@ -508,7 +500,7 @@ def test_the_number_of_devices_of_hasfl() -> None:
 
 
 def test_what_the_text_of_hasfl_says() -> None:
-    recipe = hasfl_figures.hasfl_fig6()
+    recipe = hasfl.hasfl_fig6()
     printed = {name.partition("/")[2]: (p.points_below, p.times_first) for name, p in recipe.published.items()}
     assert printed == {
         "cifar10-iid/habs_rms": ("1.3", "~6"),
@@ -532,7 +524,7 @@ def test_what_the_text_of_hasfl_says() -> None:
         ("conclusion", f"HASFL is at least 4 times as fast as {others}"),
         ("conclusion", f"HASFL is at least 1 point better than {others}"),
     ]
-    assert [(s.id, s.says) for s in hasfl_figures.hasfl_fig10().statements] == [
+    assert [(s.id, s.says) for s in hasfl.hasfl_fig10().statements] == [
         ("fig10.claims_numeric.iid.time_factor", "HABS is 1.4 times as fast as b8, b16, b32"),
         ("fig10.claims_numeric.iid.acc_gain_min", "HABS is at least 0.9 points better than b8, b16, b32"),
         ("fig10.claims_numeric.noniid.time_factor", "HABS is 1.6 times as fast as b8, b16, b32"),
@@ -541,7 +533,7 @@ def test_what_the_text_of_hasfl_says() -> None:
 
 
 def test_hasfl_on_fashion_mnist() -> None:
-    recipe = hasfl_evidence.hasfl_fashion_mnist()
+    recipe = hasfl.hasfl_fashion_mnist()
     panels = ("iid-table1", "iid-strong", "shards-table1", "shards-strong")
     assert [run.name for run in recipe.runs] == [
         f"hasfl_fashion_mnist/{panel}/{policy}" for panel in panels for policy in POLICIES
@@ -549,6 +541,6 @@ def test_hasfl_on_fashion_mnist() -> None:
     strong = Choice("table1", {"tflops": (0.1, 2.0), "mbits_up": (10.0, 80.0)})
     for run in recipe.runs:
         assert run.devices == (strong if "strong" in run.name else Choice("table1"))
-        assert (run.method.options["interval"], run.method.options["least_batch"]) == (hasfl_evidence.INTERVAL, 1)
-        assert (run.rounds, run.until_accuracy) == (hasfl_evidence.ROUNDS, hasfl_evidence.TARGET)
-    assert (recipe.race, set(recipe.targets.values())) == ("time", {hasfl_evidence.TARGET})
+        assert (run.method.options["interval"], run.method.options["least_batch"]) == (hasfl.INTERVAL, 1)
+        assert (run.rounds, run.until_accuracy) == (hasfl.ROUNDS, hasfl.TARGET)
+    assert (recipe.race, set(recipe.targets.values())) == ("time", {hasfl.TARGET})

@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cutlayer import config, recipes, traffic
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import recipes
+from cutlayer.core.batches import Batching
 from cutlayer.data.augment import Augment
 from cutlayer.models import build
-from cutlayer.recipes import hosfl_evidence, hosfl_figures, hosfl_tables, published
+from cutlayer.recipes import hosfl, published
 from cutlayer.recipes.recipe import Apart, Published
 from cutlayer.recipes.scale import scaled
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
 from cutlayer.split import Split
+from cutlayer.studies import traffic
 
 NAMES = [name for name in recipes.RECIPES if name.startswith("hosfl_")]
 BY_NAME = {run.name: run for name in NAMES for run in recipes.runs(name)}
@@ -125,7 +127,7 @@ def test_runs_of_the_depth_differ_in_the_cut_only() -> None:
 
 
 def test_perturbations_and_smoothing_each_have_a_sweep() -> None:
-    recipe = hosfl_figures.hosfl_fig8()
+    recipe = hosfl.hosfl_fig8()
     by_number, by_distance = recipe.figure
     assert [by_number.x(run) for run in recipe.runs] == [1, 2, 5, 10, 20, 50, *[Apart.ABSENT] * 3]
     away = [Apart.ABSENT] * 3
@@ -177,7 +179,7 @@ def test_what_we_run_ourselves_is_the_papers_setting_with_a_smaller_model() -> N
     for run in sst2:
         paper = BY_NAME[f"hosfl_table1/opt-sst2/{run.method.name}"]
         smaller = {
-            "model": lora("stories15m", max_length=hosfl_evidence.MAX_LENGTH),
+            "model": lora("stories15m", max_length=hosfl.MAX_LENGTH),
             "engine": "loop",
             "optimiser": run.optimiser,
         }
@@ -208,7 +210,7 @@ def test_scaled_runs_of_a_recipe_process_as_many_samples_as_each_other(name: str
 
 
 def test_numbers_of_tables_1_and_2() -> None:
-    table1, table2 = hosfl_tables.hosfl_table1().published, hosfl_tables.hosfl_table2().published
+    table1, table2 = hosfl.hosfl_table1().published, hosfl.hosfl_table2().published
     assert table1["hosfl_table1/llama-sst2/hosfl"] == Published(accuracy=93.9)  # the text says 93.2
     assert table1["hosfl_table1/gemma-rte/hosfl"] == Published(accuracy=65.0)
     assert table1["hosfl_table1/opt-wsc/splitlora"] == Published(accuracy=64.4)
@@ -227,8 +229,8 @@ def test_numbers_of_tables_1_and_2() -> None:
 
 
 def test_what_the_text_says_of_the_tables() -> None:
-    table1 = {run.partition("/")[2]: p.accuracy for run, p in hosfl_tables.hosfl_table1().published.items()}
-    table2 = {run.partition("/")[2]: p.accuracy for run, p in hosfl_tables.hosfl_table2().published.items()}
+    table1 = {run.partition("/")[2]: p.accuracy for run, p in hosfl.hosfl_table1().published.items()}
+    table2 = {run.partition("/")[2]: p.accuracy for run, p in hosfl.hosfl_table2().published.items()}
     assert table1["llama-rte/hosfl"] > table1["llama-rte/splitlora"]
     assert 0 < table2["cifar10-iid/sfl_v1"] - table2["cifar10-iid/hosfl"] < 3
     for panel in ("cifar10-dir1", "cifar100-iid", "cifar100-dir1"):
@@ -239,14 +241,14 @@ def test_traffic_of_table_3_adds_up_to_the_totals_of_the_text() -> None:
     totals = {word: sum(map(float, cells)) for word, cells in published.HOSFL_TABLE3.items()}
     for word, total in {"hosfl": 2.44, "sfl_v1": 4.20, "zo_sfl": 4.20, "fsl_sage": 3.71}.items():
         assert totals[word] == pytest.approx(total, abs=0.005)
-    recipe = hosfl_tables.hosfl_table3()
+    recipe = hosfl.hosfl_table3()
     up, down = recipe.traffic["hosfl_table3/cifar10-iid/mu_splitfed"][1::3]
     assert (up, down) == ("12.97", "12.97")
     assert all(len(cells) == len(traffic.PAPER_ROWS) for cells in recipe.traffic.values())
 
 
 def test_figure_7_has_the_two_numbers_of_the_text() -> None:
-    assert hosfl_figures.hosfl_fig7().published == {
+    assert hosfl.hosfl_fig7().published == {
         "hosfl_fig7/llama-sst2/cut2": Published(accuracy=94.5),
         "hosfl_fig7/llama-sst2/cut8": Published(accuracy=93.0),
     }

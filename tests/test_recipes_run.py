@@ -14,8 +14,8 @@ from test_recipes import BY_NAME
 from torch import Tensor
 
 from cutlayer import recipes
-from cutlayer.config import Choice, Run
-from cutlayer.run import Folder, execute
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
 
 each_recipe = pytest.mark.parametrize("name", recipes.RECIPES)
 

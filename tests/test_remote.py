@@ -10,16 +10,16 @@ from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_ag
 from torch import Tensor
 
 from cutlayer import methods, optim
+from cutlayer.core.meter import Meter
+from cutlayer.core.method import Method
+from cutlayer.core.program import Program
+from cutlayer.core.values import Block, PerClient
 from cutlayer.errors import ConfigError
-from cutlayer.meters.base import Meter
-from cutlayer.methods.base import Method
-from cutlayer.program import Program
-from cutlayer.remote.messages import Packing
-from cutlayer.remote.queue import Queue, Ref
-from cutlayer.remote.remote import Remote
-from cutlayer.remote.shadow import Shadow
+from cutlayer.remote.protocol.messages import Packing
+from cutlayer.remote.server.queue import Queue, Ref
+from cutlayer.remote.server.remote import Remote
+from cutlayer.remote.server.shape_runner import ShapeRunner
 from cutlayer.split import Split
-from cutlayer.values import Block, PerClient
 
 PLANS = ("hasfl random", "hasfl planned", "hasfl planned cuts", "hasfl by resources")  # no U-shape has a plan
 RUNS = [
@@ -60,7 +60,7 @@ class Homonyms(NamedTuple):
 
 def test_a_field_may_have_the_name_of_something_that_handles_have() -> None:
     assert {name for name in dir(Ref) if not name.startswith("_")} == set(Homonyms._fields)
-    queue = Queue(Shadow(Program(method_of("sfl_v1")), images()))
+    queue = Queue(ShapeRunner(Program(method_of("sfl_v1")), images()))
     ref = queue.put(Homonyms(*(torch.zeros(k) for k in range(4))))
     value = PerClient("clients", [Block((0,), ref, stacked=False)])
     for k, name in enumerate(Homonyms._fields):
@@ -107,12 +107,12 @@ class Keeping(Meter):
 def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_held_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is killed after a round begins and before its first letter, and had not yet saved what it kept last."""
+    """It is killed after a round begins and before its first request, and had not yet saved what it kept last."""
     case = CASES["hosfl"]
     there = deployment(method_of("hosfl"), images(), clients_of(), batching=case.batching, seed=SEED, deadline=0.2)
     back = device(there.method, images(), clients_of(), case.batching, 2)
     state = there.round(there.start())
-    held = there.office.line(2)
+    held = there.backend.sessions.get(2)
     assert held is not None
     earlier = held.kept  # nothing: it joined before the first round
     begin = Remote.__post_init__
@@ -120,15 +120,15 @@ def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_h
     def with_a_stranger(remote: Remote) -> None:
         begin(remote)
         monkeypatch.setattr(Remote, "__post_init__", begin)
-        join(there.office, back)
+        join(there.backend.sessions, back)
 
     monkeypatch.setattr(Remote, "__post_init__", with_a_stranger)
-    assert earlier == back.vault.statement() == ()
+    assert earlier == back.store.statement() == ()
     without = there.round(state)
     assert float(without.report.tree.batches) == len(clients_of()) - 1  # it is out of this round ...
     after = there.round(without)
     assert float(after.report.tree.batches) == len(clients_of())  # ... and downloads the model in the next one
-    assert back.vault.versions("part") == {2: 3}
+    assert back.store.versions("part") == {2: 3}
 
 
 def test_a_run_that_diverges_ends_with_the_reason() -> None:
@@ -137,11 +137,11 @@ def test_a_run_that_diverges_ends_with_the_reason() -> None:
     there = deployment(method, images(), clients_of(), batching=batching, seed=SEED, deadline=0.2)
 
     def all_back(round: int) -> tuple[int, ...]:
-        for j in {*range(len(clients_of()))} - there.office.lines().keys():
-            join(there.office, device(method, images(), clients_of(), batching, j))
-        return tuple(there.office.lines())
+        for j in {*range(len(clients_of()))} - there.backend.sessions.present().keys():
+            join(there.backend.sessions, device(method, images(), clients_of(), batching, j))
+        return tuple(there.backend.sessions.present())
 
-    there.gather = all_back
+    there.backend.gather = all_back
     state = there.start()
     with pytest.raises(ConfigError) as caught:
         for _ in range(9):

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cutlayer import config, recipes, report
+from cutlayer import recipes
 from cutlayer.cli import papers
-from cutlayer.cli.text import human_bytes, human_seconds, percent, time_unit
-from cutlayer.config import Choice, Run
+from cutlayer.core.text import human_bytes, human_seconds, percent, time_unit
 from cutlayer.errors import CheckpointError, ConfigError
-from cutlayer.folder import Folder
 from cutlayer.recipes import Published, Recipe
 from cutlayer.recipes.recipe import Statement
+from cutlayer.results import report
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 
 MIB = 2**20
 FEDAVG = Run(name="paper/fedavg", method=Choice("fedavg"), rounds=4)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cutlayer import config, recipes
-from cutlayer.config import Choice, Run
-from cutlayer.folder import Folder
+from cutlayer import recipes
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -288,9 +289,9 @@ def test_a_run_with_devices_serves_the_table_without_them(results_page: ModuleTy
 
 def test_a_longer_run_serves_a_table_of_fewer_rounds(results_page: ModuleType, tmp_path: Path) -> None:
     left(tmp_path, "smofi_table1/tiny/smofi", [0.2] * 160)
-    left(tmp_path, "smofi_figure5/resnet34/fedavg", [0.2] * 2)
+    left(tmp_path, "smofi_fig5/resnet34/fedavg", [0.2] * 2)
     found = {panel.name: panel for panel in results_page.panels(tmp_path)}
-    lengths = {group.label: group.rounds for group in found["smofi_figure5/resnet34"].groups}
+    lengths = {group.label: group.rounds for group in found["smofi_fig5/resnet34"].groups}
     assert lengths == {"fedavg": (2,), "smofi": (150,)}  # as long as the figure's runs
 
 

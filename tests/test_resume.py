@@ -17,16 +17,15 @@ from conftest import GENERAL, using
 from killed_run import MOMENTS
 from stopping import SMALL, Stopped, outcome, stop_after, stopped, unbroken
 
-from cutlayer import build, checkpoint, config, simulation, tree
-from cutlayer import run as running
-from cutlayer.config import Choice, Run
-from cutlayer.engines.auto import Pick
-from cutlayer.engines.loop import Loop
-from cutlayer.engines.vmap import Vmap
+from cutlayer.core import tree
+from cutlayer.core.state import State
+from cutlayer.engines import auto
 from cutlayer.errors import CheckpointError
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
-from cutlayer.state import State
+from cutlayer.runs import build, checkpoint, config
+from cutlayer.runs import run as running
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_the_state_between_rounds_is_what_a_checkpoint_gives_back(
         assert (a.is_contiguous(), a.storage_offset(), a.untyped_storage().nbytes()) == (True, 0, a.nbytes)
 
 
-# -- an engine that was chosen by timing -----------------------------------------------------------
+# -- an engine that was chosen by the rule ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -100,25 +99,24 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """An automatic choice that falls on vmap the first time and on loop ever after."""
     made: list[str] = []
 
-    def fastest(*_: Any) -> Pick:
-        engine = Loop() if made else Vmap()
-        made.append(engine.name)
-        return Pick(engine, "as the test wants")
+    def rule(*_: Any) -> tuple[str, str]:
+        made.append("loop" if made else "vmap")
+        return made[-1], "as the test wants"
 
-    monkeypatch.setattr(simulation, "fastest", fastest)
+    monkeypatch.setattr(auto, "rule", rule)
     yield made
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 4], ids=["from a checkpoint", "from the start"])
-def test_a_resumed_run_keeps_the_engine_and_does_not_time_again(
+def test_a_resumed_run_keeps_the_engine_and_does_not_choose_again(
     checkpoint_every: int, timings: list[str], folder: Folder, tmp_path: Path
 ) -> None:
     run = replace(SMALL, engine="auto", checkpoint_every=checkpoint_every)
     stopped(run, folder)
     assert folder.surroundings()["engine"] == "vmap"
     training = execute(run, folder, resume=True)
-    assert training.simulation.engine is not None
-    assert (timings, training.simulation.engine.name, folder.surroundings()["engine"]) == (["vmap"], "vmap", "vmap")
+    assert training.runner.backend.engine is not None
+    assert (timings, training.runner.backend.engine.name, folder.surroundings()["engine"]) == (["vmap"], "vmap", "vmap")
     reference = Folder(tmp_path / "unbroken")
     execute(replace(run, engine="vmap"), reference)
     assert folder.metrics.read_bytes() == reference.metrics.read_bytes()
@@ -134,9 +132,9 @@ def test_the_checkpoint_knows_the_engine_too(left: str | None, timings: list[str
     else:
         folder.environment.write_text(left)
     training = execute(run, folder, resume=True)
-    assert training.simulation.engine is not None
-    assert (timings, training.simulation.engine.name) == (["vmap"], "vmap")
-    assert folder.store.load()[1]["engine"] == "vmap"
+    assert training.runner.backend.engine is not None
+    assert (timings, training.runner.backend.engine.name) == (["vmap"], "vmap")
+    assert folder.store.load()[1]["config"]["engine"] == "vmap"
 
 
 # -- killed ----------------------------------------------------------------------------------------
@@ -261,7 +259,7 @@ def test_a_run_of_another_configuration_is_refused(checkpoint_every: int, folder
 
 def test_a_checkpoint_from_before_a_key_goes_on_with_its_default(folder: Folder, tmp_path: Path) -> None:
     content, manifest = stopped(SMALL, folder).store.load()
-    del manifest["config"]["freeze_norms"], content["memory"]
+    del manifest["config"]["freeze_norms"]
     folder.store.save(3, content, manifest)
     execute(SMALL, folder, resume=True)
     assert folder.metrics.read_bytes() == unbroken(SMALL, tmp_path).metrics.read_bytes()
@@ -303,9 +301,9 @@ def test_a_second_process_in_the_same_folder_is_refused(resumed: bool, folder: F
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}])
 def test_a_run_that_began_meanwhile_is_not_lost(options: dict[str, bool], folder: Folder) -> None:
-    def slowly(run: Run, engine: str | None) -> Any:
+    def slowly(run: Run) -> Any:
         execute(SMALL, folder)
-        return build.training(run, None, engine)
+        return build.training(run)
 
     with pytest.raises(CheckpointError, match="already holds a run"):
         execute(SMALL, folder, make=slowly, **options)

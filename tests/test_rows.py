@@ -7,12 +7,15 @@ import pytest
 import torch
 from conftest import agree
 
-from cutlayer import optim, rows, tree
-from cutlayer.engines.graph.forms import Forms, Layout, copied
-from cutlayer.engines.graph.lane import lowered
-from cutlayer.rows import Rows
-from cutlayer.rules import squared_norm
-from cutlayer.state import Grads, Model, Part, Tensors
+from cutlayer import optim
+from cutlayer.core import tree
+from cutlayer.core.state import Grads, Model, Part, Tensors
+from cutlayer.engines.graph import rows
+from cutlayer.engines.graph.forms import Forms, Layout, copy_into
+from cutlayer.engines.graph.in_place import step_in_place
+from cutlayer.engines.graph.lane import with_plain_numbers
+from cutlayer.engines.graph.rows import Rows
+from cutlayer.optim.rules import squared_norm
 
 CPU = torch.device("cpu")
 SHAPES = {"weight": (3, 2, 2, 2), "bias": (3,), "scale": (), "matrix": (5, 2)}
@@ -28,7 +31,7 @@ def laid_out(value: Any) -> Any:
     """The value in rows of memory; its numbers are tensors."""
     layout = Layout(tree.shapes(value))
     home = layout.of(layout.empty(CPU))
-    copied(home, value)
+    copy_into(home, value)
     return home
 
 
@@ -40,7 +43,7 @@ def test_tensors_lie_side_by_side_each_at_a_multiple_of_16_bytes() -> None:
     values = {**some(0, torch.float32), "count": torch.tensor(7), "half": torch.ones(3, dtype=torch.bfloat16)}
     home = laid_out(values)
     assert isinstance(home, Rows)
-    starts = {name: place.start for name, place in home.places.items()}
+    starts = {name: place.start for name, place in home.positions.items()}
     assert starts == {"weight": 0, "bias": 24, "scale": 28, "matrix": 32, "count": 0, "half": 0}
     sizes = {dtype: len(row) for dtype, row in home.rows.items()}
     assert sizes == {torch.float32: 44, torch.int64: 2, torch.bfloat16: 8}
@@ -100,7 +103,7 @@ def test_values_of_mixed_types_are_gathered_in_the_types_of_the_rows(monkeypatch
     must_be(dict(found), tree.map(torch.Tensor.float, values))
     (row,) = found.rows.values()
     assert (row.dtype, row[27].item(), row[29:32].tolist()) == (torch.float32, 0.0, [0.0] * 3)
-    assert found.places == home.places
+    assert found.positions == home.positions
 
 
 def test_leaves_of_rows_share_no_history_and_only_kernels_are_converted() -> None:
@@ -168,7 +171,7 @@ def test_a_step_on_rows_gives_the_numbers_of_the_plain_step(opt: optim.Optimiser
     expected = stepped(opt, start, lambda _, k: gradients(k))
     found = stepped(opt, laid_out(start), own)
     assert all(isinstance(a, Rows) for a in (found.params, found.buffers, *found.moments.values()))
-    agree(lowered(Forms().of(start), found), expected, 1e-12)
+    agree(with_plain_numbers(Forms().of(start), found), expected, 1e-12)
     assert int(found.count) == 3 and int(found.buffers["count"]) == 2  # type: ignore[call-overload]
 
 
@@ -198,5 +201,5 @@ def test_moments_in_another_order_keep_a_part_out_of_rows() -> None:
     turned = part._replace(moments={"momentum": dict(reversed(part.moments["momentum"].items()))})
     assert rows.fits(laid_out(part), gradients(0)) and not rows.fits(laid_out(turned), gradients(0))
     home = laid_out(turned)
-    found = opt.step_into(home, gradients(0), home)
+    found = step_in_place(opt, home, gradients(0), home)
     agree(found.moments["momentum"], opt.step(part, gradients(0)).moments["momentum"], 1e-12)

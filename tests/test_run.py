@@ -10,14 +10,15 @@ import pytest
 import torch
 from conftest import GENERAL, using
 
-from cutlayer import build, config, recipes, registry
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import recipes, registry
+from cutlayer.core.batches import Batching
+from cutlayer.core.precision import Precision
 from cutlayer.data import Arrays
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.errors import CheckpointError, ConfigError, CutlayerError, UnknownNameError
-from cutlayer.precision import Precision
-from cutlayer.run import Folder, environment, execute
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.run import Folder, environment, execute
 
 SMALL = Run(
     name="small",
@@ -91,7 +92,7 @@ def test_a_line_of_metrics_holds_the_record_of_its_round(folder: Folder) -> None
     assert history[-1]["clients"]["0"].keys() == {"loss", "accuracy"}
     assert history[-1]["samples"] == 3 * 4 * 2 * 8
     # 1437 training samples, of which a fifth are held out.
-    assert (len(training.simulation.data), len(training.validation or ())) == (1150, 287)
+    assert (len(training.runner.job.data), len(training.validation or ())) == (1150, 287)
 
 
 def test_the_ledger_adds_up(folder: Folder) -> None:
@@ -120,9 +121,9 @@ def test_everybody_who_wants_to_know_is_told(folder: Folder) -> None:
 def test_the_engine_that_was_chosen_is_written_down(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     training = execute(replace(SMALL, engine="auto"), folder)
-    assert training.simulation.engine is not None
-    assert folder.surroundings()["engine"] == training.simulation.engine.name
-    assert caplog.messages[0].startswith(f"engine auto: {training.simulation.engine.name}; ")
+    assert training.runner.backend.engine is not None
+    assert folder.surroundings()["engine"] == training.runner.backend.engine.name
+    assert caplog.messages[0].startswith(f"engine auto: {training.runner.backend.engine.name}; ")
 
 
 # -- what was there before -----------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from cutlayer import config, recipes
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer import recipes
+from cutlayer.core.batches import Batching
 from cutlayer.data.partition import dirichlet
 from cutlayer.errors import ConfigError
 from cutlayer.recipes.scale import scaled, told, unscaled
+from cutlayer.runs import config
+from cutlayer.runs.config import Choice, Run
 
 BIG = Run(
     name="table/images/fedavg",

@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.logs import event, printable, structured
-from cutlayer.remote.prometheus import serve_metrics
-from cutlayer.remote.status import STATES, Board, ClientStatus
-from cutlayer.remote.table import LiveTable
+from cutlayer.remote.monitor.logs import event, printable, structured
+from cutlayer.remote.monitor.prometheus import serve_metrics
+from cutlayer.remote.monitor.status import STATES, Board, ClientStatus
+from cutlayer.remote.monitor.table import LiveTable
 
 parser = pytest.importorskip("prometheus_client.parser")
 

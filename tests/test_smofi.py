@@ -11,23 +11,24 @@ from conftest import NUM_UNITS, agree, clients_of, distance, images, resnet, run
 from one_weight import Weight, alike, mean_output, weight
 from torch import Tensor
 
-from cutlayer import methods, optim, tree
-from cutlayer.batches import Batching
+from cutlayer import methods, optim
+from cutlayer.core import tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import Kind
+from cutlayer.core.meter import Direction, Meter
+from cutlayer.core.places import Step
+from cutlayer.core.program import Program
+from cutlayer.core.servers import Server
+from cutlayer.core.state import Part, State
+from cutlayer.core.values import PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.kinds import Kind
-from cutlayer.meters.base import Direction, Meter
 from cutlayer.methods import SplitFed
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.fuse import Fuse
 from cutlayer.pieces.outer import HeavyBall
-from cutlayer.places import Step
-from cutlayer.program import Program
-from cutlayer.servers import Server
 from cutlayer.split import Split
-from cutlayer.state import Part, State
-from cutlayer.values import PerClient
 
 ENGINES = ("loop", "vmap")
 PLAIN, MOMENTUM = optim.sgd(0.1), optim.sgd(0.05, momentum=0.9)

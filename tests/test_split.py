@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
 from cutlayer import methods, optim
+from cutlayer.core.state import Model
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.models import build
 from cutlayer.split import Split
-from cutlayer.state import Model
 
 
 def parts_of(split: Split) -> tuple[Model, Model]:

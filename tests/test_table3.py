@@ -8,12 +8,12 @@ from test_traffic import PAPER, TABLE3
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer import traffic
-from cutlayer.batches import Batching
 from cutlayer.cli.traffic_table import gib
-from cutlayer.config import Run
+from cutlayer.core.batches import Batching
 from cutlayer.methods import METHODS
-from cutlayer.trials import Group, Trial
+from cutlayer.results.trials import Group, Trial
+from cutlayer.runs.config import Run
+from cutlayer.studies import traffic
 
 FEATURES, CLASSES = 32, 10
 

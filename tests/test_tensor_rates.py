@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cutlayer import tree
-from cutlayer.optim import Optimiser, adam, adamw, sgd
-from cutlayer.state import Grads, Model, Part
+from cutlayer.core import tree
+from cutlayer.core.state import Grads, Model, Part
+from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
 
 OPTIMISERS = {
     "sgd": sgd(0.05),

@@ -12,24 +12,26 @@ from test_figures import drawn, lines
 from test_report import FEDAVG, MIB, SPLIT, left
 
 import cutlayer as cl
-from cutlayer import figures, recipes, report, traffic
-from cutlayer.batches import Batching
+from cutlayer import recipes
 from cutlayer.cli.traffic_table import gib
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
+from cutlayer.core.kinds import KINDS
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.folder import Folder
-from cutlayer.kinds import KINDS
 from cutlayer.methods import METHODS
-from cutlayer.planning.traffic import Setting, expected
 from cutlayer.recipes import Recipe
 from cutlayer.recipes.scale import scaled
-from cutlayer.run import execute
+from cutlayer.results import figures, report
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import execute
+from cutlayer.studies import traffic
+from cutlayer.studies.traffic_forms import TrafficSetting, expected
 
 __all__ = ["drawn", "say"]  # fixtures
 
 # CIFAR-10 dealt to 100 clients, 10 a round; ResNet-18 with the ImageNet stem on 32x32 images, cut after layer2, which
 # leaves 128 x 4 x 4 values of a sample; FSL-SAGE's auxiliary model is layer3 with a classifier of its own.
-PAPER = Setting(
+PAPER = TrafficSetting(
     samples=160_000,
     clients=100,
     per_round=10,
@@ -79,8 +81,8 @@ def test_a_run_may_end_with_as_many_samples_and_draw_full_batches() -> None:
 
 def test_clients_that_always_take_part_go_through_their_samples_in_turn() -> None:
     # 5 steps are a pass over 18 samples: 4, 4, 4, 4, 2; in 7 rounds both clients take 18 + 2 x 4
-    few = Setting(samples=52, clients=2, per_round=2, client_samples=18, activation=3, client_params=1, goes_on=True,
-                  batching=Batching(size=4, drop_last=False))  # fmt: skip
+    few = TrafficSetting(samples=52, clients=2, per_round=2, client_samples=18, activation=3, client_params=1,
+                         goes_on=True, batching=Batching(size=4, drop_last=False))  # fmt: skip
     assert expected("hosfl", few)[:2] == (7, 52)
     assert expected("hosfl", replace(few, exceed=True))[:2] == (8, 60)
 
@@ -119,7 +121,7 @@ def test_the_closed_form_is_what_the_ledger_counts(name: str) -> None:
     method = METHODS[name](model=cl.Split(net, 1), client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
     batching = Batching(size=3, drop_last=False)  # of 17 samples five and one of two, which FSL-SAGE sends, too
     end = ledger_of(method, 2, 17, rounds=3, batching=batching)
-    setting = Setting(
+    setting = TrafficSetting(
         samples=end["samples"],
         clients=2,
         per_round=2,

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import cutlayer
-from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train, training
+from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods import METHODS, Method, global_model
-from cutlayer.training import Training, evaluate
+from cutlayer.runs import training
+from cutlayer.runs.training import Training, evaluate
 
 CLIENTS = 4
 BATCH = Batching(size=4, steps=2)
@@ -377,12 +378,12 @@ def test_impossible_settings_are_refused() -> None:
 
 def test_a_training_can_be_driven_round_by_round() -> None:
     data = from_arrays(*blobs())
-    sim = cutlayer.simulation.Simulation(
+    sim = cutlayer.runs.simulation.Simulation(
         sfl(mlp()), data, iid(len(data), CLIENTS, key=0), batching=BATCH, engine="loop"
     )
-    training = Training(simulation=sim, test=data, rounds=2)
+    training = Training(runner=sim, test=data, rounds=2)
     assert [training.round()["round"], training.round()["round"]] == [1, 2]
-    whole = train(sfl(mlp()), data, sim.partition, rounds=2, test=data, batching=BATCH, engine="loop")
+    whole = train(sfl(mlp()), data, sim.job.partition, rounds=2, test=data, batching=BATCH, engine="loop")
     assert training.history == whole.history
     agree(training.state_dict(), whole.state_dict, 0)
 
@@ -391,4 +392,4 @@ def test_no_rounds_give_the_initial_model() -> None:
     data: Arrays = from_arrays(*blobs())
     result = train(sfl(mlp()), data, iid(len(data), CLIENTS, key=0), rounds=0, batching=BATCH)
     agree(dict(result.state_dict), dict(mlp().state_dict()), 0)
-    assert result.history == [] and result.engine is None
+    assert result.history == [] and result.engine == "vmap"

@@ -11,8 +11,8 @@ from test_remote import RUNS, method_of
 from torch import Tensor
 from two_servers import Halves, Said, trained_apart
 
-from cutlayer import tree
-from cutlayer.remote.messages import Answer, Parcel, Work
+from cutlayer.core import tree
+from cutlayer.remote.protocol.messages import Answer, FedValue, Work
 
 QUICK = ("fedavg", "fednag", "sl", "hosfl", "mu_splitfed", "hasfl own cuts")
 
@@ -60,7 +60,7 @@ def test_nobody_sees_both_a_clients_layers_and_what_comes_out_of_them(case: str)
     assert not layers & at_the_cut  # each went to one server only ...
     assert not (layers | contents(said["train"], Answer)) & between  # ... which did not hand it on
     if case != "hasfl own cuts":  # whose layers between the cuts start from the same aggregate at both servers
-        assert not between and not contents(said["fed"], Parcel) & at_the_cut
+        assert not between and not contents(said["fed"], FedValue) & at_the_cut
 
 
 def test_a_client_sends_each_kind_only_to_its_home() -> None:

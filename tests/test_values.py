@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cutlayer import optim
+from cutlayer.core.kinds import ACTIVATIONS, MODEL
+from cutlayer.core.servers import Fed, Ids, Server
+from cutlayer.core.state import Model
+from cutlayer.core.values import Block, Held, PerClient, aligned, common, shared, unzipped
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import LawError
-from cutlayer.kinds import ACTIVATIONS, MODEL
-from cutlayer.servers import Fed, Ids, Server
-from cutlayer.values import Block, PerClient, aligned, common, shared, unzipped
 
 
 class Pair(NamedTuple):
@@ -140,6 +142,27 @@ def test_a_field_of_a_value_is_a_value() -> None:
     assert [value.same.at(j) for j in (0, 1)] == [5, 5]
     with pytest.raises(AttributeError):
         value._private  # noqa: B018
+
+
+def test_a_field_of_what_is_held_is_held_with_it() -> None:
+    held = Held("server", Pair(torch.tensor(2.0), 5), stays=True, ready=3.0)
+    assert held.number == Held("server", held.tree.number, stays=True, ready=3.0)
+    assert held.same == Held("server", 5, stays=True, ready=3.0)
+    with pytest.raises(AttributeError):
+        held._private  # noqa: B018
+    part = Held("fed", optim.adam(0.1).begin(Model({"w": torch.ones(2)}, {}, {}), 0))
+    assert (part.model.tree, part.count.tree, part.stays) == (part.tree.model, 0, False)
+
+
+@pytest.mark.parametrize("name", ["place", "ready", "stays", "tree"])
+def test_so_is_one_that_could_not_be_asked_for_of_what_is_held(name: str) -> None:
+    inner: Any = NamedTuple("Inner", [("number", Tensor), (name, Tensor)])
+    with pytest.raises(LawError) as caught:
+        Held("server", inner(torch.zeros(()), torch.ones(())))
+    assert str(caught.value) == (
+        f"Inner has a field '{name}', but `value.{name}` of a value that is held is an attribute of its own; rename "
+        "the field (these names are taken: place, tree, stays, ready)"
+    )
 
 
 @pytest.mark.parametrize("name", ["at", "blocks", "ids", "kind", "place", "ready", "row"])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from cutlayer.errors import WireError
-from cutlayer.remote import wire
-from cutlayer.remote.commands import Do, Put, Up
-from cutlayer.remote.messages import Answer, Bye, Form, FromClient, FromServer, Message, Packing, Work
-from cutlayer.remote.packing import DTYPES, num_bytes
-from cutlayer.remote.wire import CHUNK, PREFIX, Decoder, encode
+from cutlayer.remote.protocol.commands import Do, Put, Up
+from cutlayer.remote.protocol.messages import Answer, Bye, FromClient, FromServer, Message, Packing, TensorForm, Work
+from cutlayer.remote.tensors import wire
+from cutlayer.remote.tensors.packing import DTYPES, num_bytes
+from cutlayer.remote.tensors.wire import CHUNK, PREFIX, Decoder, encode
 
 grpc = pytest.importorskip("grpc")
 
@@ -49,7 +49,7 @@ def test_a_message_comes_out_as_it_went_in() -> None:
     message, tensors = decoded(encode(WORK, ALL), FromServer)
     assert message == Work(
         **{name: getattr(WORK, name) for name in WORK.__struct_fields__ if name != "tensors"},
-        tensors=tuple(Form(name, (2, 3)) for name in DTYPES),
+        tensors=tuple(TensorForm(name, (2, 3)) for name in DTYPES),
     )
     torch.testing.assert_close(tensors, ALL, rtol=0, atol=0)
 
@@ -152,7 +152,7 @@ def test_bf16_errs_by_at_most_one_part_in_256() -> None:
     assert 2**-10 < error <= 2**-8
     ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8])
     assert travelled(ties, "bf16").tolist() == [1.0, 1 + 4 * 2**-8]  # to even
-    assert num_bytes(Form("float32", (10, 3), "bf16")) == 60
+    assert num_bytes(TensorForm("float32", (10, 3), "bf16")) == 60
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -163,7 +163,7 @@ def test_int8_errs_by_at_most_half_a_scale_of_its_sample(dtype: torch.dtype) -> 
     error = (travelled(x, "int8") - x).abs().amax((1, 2)) / scale
     assert 0.3 < error.max() <= 0.5 + 1e-5  # the product with the scale is rounded too
     assert travelled(x, "int8")[7].abs().max() == 0
-    assert num_bytes(Form("float32", (60, 4, 5), "int8")) == 60 * (4 + 20)
+    assert num_bytes(TensorForm("float32", (60, 4, 5), "int8")) == 60 * (4 + 20)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

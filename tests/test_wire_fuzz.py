@@ -1,11 +1,10 @@
-"""Specifies that no bytes do a decoder harm: it refuses them with a reason, and takes neither time nor memory."""
+"""Specifies that no bytes do a decoder harm: it refuses them with a reason, and its memory does not grow."""
 
 import random
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from time import process_time
 from typing import Any, get_args
 
 import msgspec
@@ -18,15 +17,14 @@ from msgspec import inspect as info
 from torch import Tensor
 
 from cutlayer.errors import WireError
-from cutlayer.remote.commands import AnyCommand
-from cutlayer.remote.messages import FromClient, FromPeer, FromServer, Message, Work
-from cutlayer.remote.packing import DTYPES
-from cutlayer.remote.wire import PREFIX, Decoder, encode
+from cutlayer.remote.protocol.commands import AnyCommand
+from cutlayer.remote.protocol.messages import FromClient, FromPeer, FromServer, Message, Work
+from cutlayer.remote.tensors.packing import DTYPES
+from cutlayer.remote.tensors.wire import PREFIX, Decoder, encode
 
 Random = random.Random
 Mutation = Callable[[Random, bytes, bytes], bytes]
 MOST = 2**20  # the limit on a body
-MOST_SECONDS = 1.0  # of the processor, for one message
 MOST_GROWTH = 50 * 2**20
 
 SKELETON = ["dict", ["w", "b"], ["tensor", ["tuple", ["number", None]]]]
@@ -207,9 +205,7 @@ def outcome(rng: Random, of: Any, mutation: Mutation) -> str:
     raw = rng.choice(SENT[of])
     other = rng.choice(SENT[of])
     mutated = mutation(rng, raw, other)
-    began = process_time()
     got = fed(rng, of, mutated)
-    assert process_time() - began < MOST_SECONDS
     if isinstance(got, str):
         return "refused"
     message, tensors = got[-1]  # a whole message may have come twice

@@ -27,21 +27,21 @@ from zeroth_by_hand import (
 
 import cutlayer
 from cutlayer import methods, models, optim
-from cutlayer.batches import Batching, Walk
-from cutlayer.config import Choice
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.kinds import SCALARS, Kind
+from cutlayer.core.meter import Direction
+from cutlayer.core.state import Model, Tensors
+from cutlayer.core.values import PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.kinds import SCALARS, Kind
-from cutlayer.meters.base import Direction
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
 from cutlayer.planning.devices import Device, Devices
-from cutlayer.run import Folder, execute
-from cutlayer.simulation import Simulation
+from cutlayer.runs.config import Choice
+from cutlayer.runs.run import Folder, execute
+from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
-from cutlayer.state import Model, Tensors
-from cutlayer.values import PerClient
 
 ONE_STEP = Batching(size=4, steps=1)
 SINGLE = 1e-6  # slopes travel in single precision

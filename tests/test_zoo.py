@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
+from cutlayer.core.state import Model
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.models import (
     MODELS,
@@ -31,7 +32,6 @@ from cutlayer.models import (
 from cutlayer.models.densenet import DenseNet
 from cutlayer.planning.profile import profile
 from cutlayer.split import Split
-from cutlayer.state import Model
 
 LARGE: dict[str, Any] = {"num_classes": 1000, "stem": "imagenet"}
 LARGE_VGG: dict[str, Any] = {"num_classes": 1000, "image_size": 224, "classifier": (4096, 4096)}

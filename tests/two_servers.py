@@ -9,18 +9,19 @@ import msgspec
 from in_process import device
 from torch import Tensor
 
-from cutlayer.batches import Batching
+from cutlayer.core.batches import Batching
+from cutlayer.core.method import Method
+from cutlayer.core.state import State
+from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.methods.base import Method
-from cutlayer.remote.deployment import Deployment
-from cutlayer.remote.messages import Message, Parcel, Work
-from cutlayer.remote.office import Answered, Line, Office, PeerSaid
-from cutlayer.remote.peer import Peer
-from cutlayer.remote.session import Device, Session
-from cutlayer.remote.trees import build
-from cutlayer.state import State
-from cutlayer.tree import Tree
+from cutlayer.remote.device.session import ClientDevice, Session
+from cutlayer.remote.protocol.messages import FedValue, Message, Work
+from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.peer import Peer
+from cutlayer.remote.server.sessions import Answered, ClientSession, PeerSaid, Sessions
+from cutlayer.remote.tensors.trees import build
+from cutlayer.runs.rounds import Rounds
 
 SECONDS = 30.0
 
@@ -36,47 +37,47 @@ class Said(NamedTuple):
 class Apart:
     """One client with a session at each server; `said` keeps all that each of them hears and says."""
 
-    def __init__(self, train: Office, fed: Office, own: Device, said: dict[str, list[Said]]) -> None:
+    def __init__(self, train: Sessions, fed: Sessions, own: ClientDevice, said: dict[str, list[Said]]) -> None:
         self.said, self.own = said, own
         self.work: queue.SimpleQueue[tuple[Work, list[Tensor]]] = queue.SimpleQueue()
-        self.parcels: queue.SimpleQueue[tuple[Parcel, list[Tensor]]] = queue.SimpleQueue()
-        self.offices = {"train": train, "fed": fed}
-        self.sessions = {name: office.new_session() for name, office in self.offices.items()}
-        self.session = Session(own, self.sessions["train"], self._parcel)
-        fed.join(self._line("fed", self.parcels))
-        train.join(self._line("train", self.work))
+        self.fed_values: queue.SimpleQueue[tuple[FedValue, list[Tensor]]] = queue.SimpleQueue()
+        self.sessions = {"train": train, "fed": fed}
+        self.numbers = {name: sessions.new_session() for name, sessions in self.sessions.items()}
+        self.session = Session(own, self.numbers["train"], self._fed_value)
+        fed.join(self._session("fed", self.fed_values))
+        train.join(self._session("train", self.work))
         threading.Thread(target=self._run, daemon=True).start()
 
-    def _line(self, server: str, box: Any) -> Line:
+    def _session(self, server: str, box: Any) -> ClientSession:
         def send(message: Message, tensors: Sequence[Tensor]) -> int:
             self.said[server].append(Said(message, list(tensors)))
             box.put((message, list(tensors)))
             return 0
 
-        return Line(
+        return ClientSession(
             client=self.own.client,
             name=str(self.own.client),
-            session=self.sessions[server],
+            number=self.numbers[server],
             samples=len(self.own.data),
-            kept=self.own.vault.statement(),
-            send=send,
+            kept=self.own.store.statement(),
+            transmit=send,
             close=lambda reason: None,
             commands=server == "train",
         )
 
-    def _parcel(self, token: int, number: int) -> Tree:
-        parcel, tensors = self.parcels.get(timeout=SECONDS)
-        assert (parcel.token, parcel.number) == (token, number)
-        return build(parcel.tree, iter(parcel.numbers).__next__, iter(tensors).__next__)
+    def _fed_value(self, token: int, number: int) -> Tree:
+        fed_value, tensors = self.fed_values.get(timeout=SECONDS)
+        assert (fed_value.token, fed_value.number) == (token, number)
+        return build(fed_value.tree, iter(fed_value.numbers).__next__, iter(tensors).__next__)
 
     def _run(self) -> None:
         while True:
             reply = self.session.work(*self.work.get())
             if reply is not None:
                 server = "fed" if reply.to_fed else "train"
-                message = msgspec.structs.replace(reply.message, session=self.sessions[server])
+                message = msgspec.structs.replace(reply.message, session=self.numbers[server])
                 self.said[server].append(Said(message, reply.tensors, tuple(reply.kinds)))
-                self.offices[server].take(Answered(self.own.client, self.sessions[server], message, reply.tensors))
+                self.sessions[server].take(Answered(self.own.client, self.numbers[server], message, reply.tensors))
 
 
 class Halves(NamedTuple):
@@ -84,7 +85,7 @@ class Halves(NamedTuple):
 
     train: State
     fed: State
-    deployments: dict[str, Deployment]
+    deployments: dict[str, Rounds]
     said: dict[str, list[Said]]
 
 
@@ -99,10 +100,10 @@ def trained_apart(
 ) -> Halves:
     """Two rounds with two servers; everybody has a copy of the method, for two threads cannot run one module."""
     said: dict[str, list[Said]] = {"train": [], "fed": [], "peer": []}
-    offices = {name: Office() for name in ("train", "fed")}
+    sessions = {name: Sessions() for name in ("train", "fed")}
     peers = {"train": Peer("server"), "fed": Peer("fed")}
     for name, other in (("train", "fed"), ("fed", "train")):
-        peers[name].notify = lambda message, office=offices[name]: office.take(PeerSaid(message))  # type: ignore[misc]
+        peers[name].notify = lambda message, sessions=sessions[name]: sessions.take(PeerSaid(message))  # type: ignore[misc]
 
         def send(message: Message, tensors: Sequence[Tensor], to: Peer = peers[other]) -> None:
             said["peer"].append(Said(message, list(tensors)))
@@ -110,20 +111,22 @@ def trained_apart(
 
         peers[name].connected(send)
     for client in range(len(partition)):
-        Apart(*offices.values(), device(make(), data, partition, batching, client), said)
-    deployments = {
-        name: Deployment(
-            method=make(),
-            office=offices[name],
+        Apart(*sessions.values(), device(make(), data, partition, batching, client), said)
+
+    def devices_of(name: str, method: Method) -> DeviceBackend:
+        return DeviceBackend(
+            method=method,
+            sessions=sessions[name],
             sample=data.take([0, 1]),
-            batching=batching,
-            seed=seed,
-            gather=lambda _, name=name: tuple(offices[name].lines()),  # type: ignore[misc]
+            gather=lambda _: tuple(sessions[name].present()),
             deadline=SECONDS,
             patience=SECONDS,
             peer=peers[name],
         )
-        for name in ("train", "fed")
+
+    deployments = {
+        name: Rounds(method, devices_of(name, method), batching=batching, seed=seed)
+        for name, method in (("train", make()), ("fed", make()))
     }
     states: dict[str, State] = {}
     errors: list[BaseException] = []
@@ -137,7 +140,7 @@ def trained_apart(
         except BaseException as error:
             errors.append(error)
             for peer in peers.values():
-                peer.gone(peer.meeting, str(error))
+                peer.gone(peer.link_number, str(error))
 
     threads = [threading.Thread(target=play, args=(name,)) for name in deployments]
     for thread in threads:

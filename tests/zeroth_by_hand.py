@@ -6,10 +6,10 @@ from one_weight import mean_output
 from torch import Tensor, nn
 from torch.func import grad
 
-from cutlayer import directions, keys
+from cutlayer.core import directions, keys
+from cutlayer.core.state import Model, Tensors
 from cutlayer.data.arrays import Arrays
 from cutlayer.split import Split
-from cutlayer.state import Model, Tensors
 
 SAMPLES = 40
 

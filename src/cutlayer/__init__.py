@@ -1,7 +1,7 @@
 """Split federated learning for PyTorch: a model is cut at a layer, clients keep their data and the layers below."""
 
-from cutlayer import data, models, schedules
-from cutlayer.batches import Batching
+from cutlayer import data, models
+from cutlayer.core.batches import Batching
 from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
 from cutlayer.errors import CutlayerError, LawError, UsageError
 from cutlayer.methods import (
@@ -34,17 +34,17 @@ from cutlayer.methods import (
     splitlora,
     zo_sfl,
 )
-from cutlayer.optim import Optimiser, adam, adamw, sgd
-from cutlayer.planning.client_memory import client_memory
+from cutlayer.optim import schedules
+from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.planner import plan
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
 from cutlayer.planning.profile import profile
+from cutlayer.runs.training import Result, accuracy, evaluate, train
 from cutlayer.split import Split
-from cutlayer.training import Result, accuracy, evaluate, train
-
-__version__ = "0.1.0"
+from cutlayer.studies.client_memory import client_memory
+from cutlayer.version import __version__ as __version__
 
 __all__ = [
     "Arrays",

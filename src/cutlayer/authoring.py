@@ -1,6 +1,6 @@
 """Everything for writing a method in one import: places and verbs, kinds, values, and the pieces that methods share."""
 
-from cutlayer.kinds import (
+from cutlayer.core.kinds import (
     ACTIVATIONS,
     AUXILIARY,
     GRADIENTS,
@@ -13,8 +13,13 @@ from cutlayer.kinds import (
     STATISTICS,
     SYNC,
 )
-from cutlayer.methods.base import Method, final, global_model, with_one_server
-from cutlayer.optim import Transform
+from cutlayer.core.method import Method, Needs, global_model, method
+from cutlayer.core.places import Clients, Step
+from cutlayer.core.program import at_client
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Model, Part, Progress, State, Tensors
+from cutlayer.core.values import Held, PerClient
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.carry import AverageMoments, Carry, Reset
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape, through_server
@@ -23,13 +28,9 @@ from cutlayer.pieces.norms import Side, joint_norms, refuse_joint_norm
 from cutlayer.pieces.outer import HeavyBall, Outer, Replace, SlowMo
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.start import with_one_server
 from cutlayer.pieces.weights import weights
-from cutlayer.places import Clients, Step
-from cutlayer.program import at_client
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Model, Part, Progress, State, Tensors
-from cutlayer.values import Held, PerClient
 
 __all__ = [
     "ACTIVATIONS",
@@ -59,6 +60,7 @@ __all__ = [
     "Keep",
     "Method",
     "Model",
+    "Needs",
     "Outer",
     "Part",
     "PerClient",
@@ -77,9 +79,9 @@ __all__ = [
     "Transform",
     "at_client",
     "by_shape",
-    "final",
     "global_model",
     "joint_norms",
+    "method",
     "nothing",
     "refuse_joint_norm",
     "report",

@@ -1,7 +1,8 @@
-"""A user's own methods and models: a Python file that every side of a run names, and that is the same on all of them.
+"""A user's own methods, models, data sets and more: a Python file that every side of a run names, the same on all.
 
     METHODS = {"my_method": my_method}      # as in cutlayer.methods: a function of model, client_opt and server_opt
     MODELS = {"my_model": MyModel}          # as in cutlayer.models
+    DATA = {"my_data": load_mine}           # as in cutlayer.data.sources: a function of the data folder
 
 The file is code: each side runs the copy that its own user chose. Only the hash of it is ever sent.
 """
@@ -11,30 +12,20 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from cutlayer.checks import reason
+from cutlayer import registry
+from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
-from cutlayer.methods import METHODS
-from cutlayer.models import MODELS
-
-
-class Plugin(NamedTuple):
-    """A file that was loaded."""
-
-    name: str
-    digest: str
-
 
 LOADED: list[Path] = []  # what other processes of the same run load, too
 
 
 def load(paths: Iterable[Path]) -> dict[str, str]:
     """Load these files; the hash of each by its name."""
-    return dict(_load(path) for path in paths)
+    return {path.name: _load(path) for path in paths}
 
 
-def _load(path: Path) -> Plugin:
+def _load(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -49,19 +40,6 @@ def _load(path: Path) -> Plugin:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"the plugin {path} cannot be loaded: {type(error).__name__}: {reason(error)}") from error
-    if not hasattr(module, "METHODS") and not hasattr(module, "MODELS"):
-        raise ConfigError(f"the plugin {path} has neither METHODS nor MODELS, so it brings nothing")
-    _add(path, "METHODS", getattr(module, "METHODS", {}), METHODS)
-    _add(path, "MODELS", getattr(module, "MODELS", {}), MODELS)
+    registry.add(str(path), vars(module))
     LOADED.append(path.absolute())
-    return Plugin(path.name, hashlib.sha256(content).hexdigest())
-
-
-def _add(path: Path, table: str, found: object, known: dict[str, Any]) -> None:
-    if not isinstance(found, dict) or not all(callable(entry) for entry in found.values()):
-        raise ConfigError(f"{table} of the plugin {path} must be a dict of names and functions")
-    for name, entry in found.items():
-        other = known.get(name)
-        if other is not None and getattr(other, "__module__", "") != getattr(entry, "__module__", ""):
-            raise ConfigError(f"the plugin {path} has {name!r} in {table}, which there is already; choose another name")
-        known[name] = entry
+    return hashlib.sha256(content).hexdigest()

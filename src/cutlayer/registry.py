@@ -1,13 +1,85 @@
-"""Names to things: how a configuration finds a model, a method or an optimiser without import paths."""
+"""Names to things: how a configuration finds a method, a model or a data set without import paths.
+
+There is one table for each kind of thing. The package fills them where the things are, a plug-in file adds to them, and
+so does every installed package with an entry point in the group `cutlayer.plugins`: it names a module that has the same
+tables as a plug-in file, and is loaded when a name is asked for that is not known, or all names are.
+"""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from cutlayer.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
 Parameters = Mapping[str, inspect.Parameter]
+log = logging.getLogger("cutlayer")
+
+
+class Table(UserDict[str, T]):
+    """The things of one kind, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origins: dict[str, str] = {}  # by name: the plug-in that it comes from, if it is not the package's own
+
+    def __missing__(self, name: str) -> T:
+        load_installed()
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.data:
+            load_installed()
+        return name in self.data
+
+    def __iter__(self) -> Iterator[str]:
+        load_installed()
+        return iter(self.data)
+
+
+TABLES: dict[str, Table[Any]] = {  # by their names in a plug-in
+    **{word: Table() for word in ("METHODS", "MODELS", "DATA", "ENGINES", "PARTITIONS", "OPTIMISERS", "SCHEDULES")},
+    **{word: Table() for word in ("DEVICES", "METERS", "CODECS", "SAMPLERS")},
+}
+_groups = ["cutlayer.plugins"]  # of entry points that are still to be loaded
+
+
+def table(word: str, entries: Mapping[str, T]) -> Table[T]:
+    """The table of this name, with these things of the package in it."""
+    TABLES[word].data.update(entries)
+    return TABLES[word]
+
+
+def add(plugin: str, module: Mapping[str, Any]) -> None:
+    """Add what a plug-in's module has in its tables, or nothing if a part of it cannot be."""
+    found = {word: module[word] for word, own in TABLES.items() if module.get(word, own) is not own}
+    if not found:
+        raise ConfigError(f"the plugin {plugin} has none of {', '.join(TABLES)}, so it brings nothing")
+    for word, entries in found.items():
+        if not isinstance(entries, dict) or not all(isinstance(k, str) and callable(v) for k, v in entries.items()):
+            raise ConfigError(f"{word} of the plugin {plugin} must be a dict of names and functions")
+        for name, entry in entries.items():
+            if TABLES[word].data.get(name, entry) is not entry and TABLES[word].origins.get(name) != plugin:
+                raise ConfigError(
+                    f"the plugin {plugin} has {name!r} in {word}, which there is already; choose another name"
+                )
+    for word, entries in found.items():
+        TABLES[word].origins.update({name: plugin for name in entries if name not in TABLES[word].data})
+        TABLES[word].data.update(entries)
+
+
+def load_installed() -> None:
+    """Add what installed packages bring, once; one that cannot be used is told of and left out."""
+    while _groups:
+        for point in entry_points(group=_groups.pop()):
+            plugin = point.name if point.dist is None else f"{point.name} of {point.dist.name}"
+            try:
+                add(plugin, vars(point.load()))
+            except Exception as error:  # whatever is wrong with a stranger's package must not end a command
+                log.warning("the plugin %s is left out: %s: %s", plugin, type(error).__name__, error)
 
 
 def find(what: str, table: Mapping[str, T], name: str, where: str = "") -> T:

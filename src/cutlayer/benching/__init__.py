@@ -1,4 +1,7 @@
-"""The benchmark of a SMoFi step: every engine beside the same step by hand, in JAX, and the limit of the device."""
+"""The benchmark of a SMoFi step: every engine beside the same step by hand, in JAX, and the limit of the device.
+
+Imports: core, data, engines, errors, methods, models, optim, registry, runs, split.
+"""
 
 from cutlayer.benching.cases import BASELINES, Case, usual
 from cutlayer.benching.measure import measure

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, Problem
-from cutlayer.benching.contenders import Memory
-from cutlayer.precision import Precision, computing
+from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, BenchProblem
+from cutlayer.benching.contenders import MemoryUse
+from cutlayer.core.precision import Precision, computing
+from cutlayer.core.torch_private import foreach_add_, foreach_copy_, foreach_div_
 from cutlayer.split.units import units_of
 
 CAPTURE_WARM_UP = 3  # steps before a CUDA graph is recorded, as torch advises
@@ -33,7 +34,7 @@ def casting(precision: Precision, device: str) -> AbstractContextManager[None]:
 class ByHand:
     """A step of SMoFi as an experienced person would write it: two modules and two optimisers a client, and loops."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: BenchProblem) -> None:
         case = problem.case
         self.precision, self.device = case.precision, case.device
         self.x, self.y = _channels_last(problem.images), problem.data.y
@@ -70,14 +71,14 @@ class ByHand:
     def loss(self) -> float | None:
         return float(torch.stack(self.losses).double().mean())
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         return None
 
 
 class Limit:
     """One model on the batches of all clients merged; on CUDA a step is one graph, so that nothing waits for Python."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: BenchProblem) -> None:
         case = problem.case
         self.precision, self.device = case.precision, case.device
         self.x, self.y = _channels_last(problem.images), problem.data.y
@@ -122,7 +123,7 @@ class Limit:
     def loss(self) -> float | None:
         return None
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         return None
 
 
@@ -136,10 +137,10 @@ def _fuse(opts: list[SGD]) -> None:
     momenta = [[opt.state[p]["momentum_buffer"] for p in opt.param_groups[0]["params"]] for opt in opts]
     mean, *others = momenta
     for other in others:
-        torch._foreach_add_(mean, other)
-    torch._foreach_div_(mean, len(opts))
+        foreach_add_(mean, other)
+    foreach_div_(mean, len(opts))
     for other in others:
-        torch._foreach_copy_(other, mean)
+        foreach_copy_(other, mean)
 
 
 def _sgd(net: nn.Module) -> SGD:

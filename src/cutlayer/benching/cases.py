@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutlayer import keys, models, registry, simulation
-from cutlayer.batches import Batching, Walk
-from cutlayer.checks import check, check_count
+from cutlayer import models, registry
+from cutlayer.core import keys
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.checks import check, check_count
+from cutlayer.core.method import Method
+from cutlayer.core.precision import PRECISIONS, Precision
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition, dirichlet, iid
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods import smofi
-from cutlayer.methods.base import Method
-from cutlayer.optim import sgd
-from cutlayer.precision import PRECISIONS, Precision
+from cutlayer.optim.optimiser import sgd
 from cutlayer.split import Split
 
 BASELINES = ("hand", "jax", "limit")
-NOT_TIMED = ("auto", "ray")  # a choice of the others, and clients in other processes
-ENGINES = tuple(name for name in simulation.ENGINES if name not in NOT_TIMED)
+ENGINES = ("loop", "vmap", "graph")
 LR, MOMENTUM, WEIGHT_DECAY, ALPHA, BETA = 0.05, 0.9, 5e-4, -0.1, 0.3  # of SMoFi on CIFAR-10
 IMAGE, NUM_CLASSES = (3, 32, 32), 10  # as of CIFAR-10
 WARM_UP = 2  # turns before the first timed one
@@ -55,7 +55,7 @@ class Case:
         check(self.batch <= SAMPLES_HELD or not self.end_to_end, "batch", self.batch, f"{SAMPLES_HELD} at most")
         _check_names("precision", (self.precision,), PRECISIONS)
         for name in self.engines:
-            if name in NOT_TIMED:
+            if name in ("auto", "ray"):  # a choice of the others, and clients in other processes
                 raise ConfigError(f"bench times graph, loop and vmap, not {name}")
         _check_names("engine", self.engines, ENGINES)
         _check_names("baseline", self.baselines, BASELINES)
@@ -87,7 +87,7 @@ def _check_names(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> N
             raise UnknownNameError(what, name, known)
 
 
-class Problem:
+class BenchProblem:
     """The model and the samples of a case, on its device; every row starts from the same weights."""
 
     def __init__(self, case: Case) -> None:

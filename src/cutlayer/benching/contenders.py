@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from cutlayer.benching.cases import Problem
+from cutlayer.benching.cases import BenchProblem
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.errors import ConfigError
-from cutlayer.simulation import Simulation
-from cutlayer.training import Training
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes of the device beyond the model and the samples that all rows share; None where nobody counts them."""
 
     allocated: int | None = None
@@ -34,7 +34,7 @@ class Contender(Protocol):
         """The mean batch loss of the last turn, where it is one of the method's."""
         ...
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         """The most so far, where torch's allocator does not know."""
         ...
 
@@ -42,17 +42,18 @@ class Contender(Protocol):
 class OnEngine:
     """An engine of cutlayer as in a long run: a turn is a round; end to end, with evaluation."""
 
-    def __init__(self, problem: Problem, engine: str) -> None:
+    def __init__(self, problem: BenchProblem, engine: str) -> None:
         if engine == "graph" and torch.device(problem.case.device).type != "cuda":
             raise ConfigError(f"the engine graph needs a GPU, and this is on the {problem.case.device}")
         self.engine = engine
         self.told: list[str] = []  # warnings
         with hearing(self.told):
             self.simulation = simulated(problem, engine)
-        if isinstance(self.simulation.engine, Graph):
-            self.simulation.engine.compile_at_once()
+        made = self.simulation.backend.engine
+        if isinstance(made, Graph):
+            made.compile_at_once()
         whole = problem.case.end_to_end
-        self.training = Training(simulation=self.simulation, test=problem.test) if whole else None
+        self.training = Training(runner=self.simulation, test=problem.test) if whole else None
         self.state = self.simulation.start()
 
     def turn(self) -> int:
@@ -63,8 +64,8 @@ class OnEngine:
             else:
                 self.training.round()
                 self.state = self.training.state
-        engine, used = self.simulation.engine, self.simulation.engine_name
-        halved = isinstance(engine, Graph) and engine.slots < self.simulation.per_round
+        engine, used = self.simulation.backend.engine, self.simulation.engine_name
+        halved = isinstance(engine, Graph) and engine.slots < (self.simulation.per_round or 0)
         if used != self.engine or halved:
             raise ConfigError("; ".join(self.told) or f"the simulation chose the engine {used}")
         return (self.simulation.ledger.samples - before) // self.simulation.batching.size
@@ -73,11 +74,11 @@ class OnEngine:
         total, batches, _ = self.state.report.tree
         return float(total / batches)
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         return None
 
 
-def simulated(problem: Problem, engine: str) -> Simulation:
+def simulated(problem: BenchProblem, engine: str) -> Simulation:
     """The case as a simulation."""
     case = problem.case
     return Simulation(

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, Problem
-from cutlayer.benching.contenders import Memory
+from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, BenchProblem
+from cutlayer.benching.contenders import MemoryUse
 from cutlayer.errors import ConfigError
-from cutlayer.models.resnet import Block, ResNet
+from cutlayer.models.resnet import Basic, ResNet
 
 Array = Any  # of JAX, which need not be installed
 Values = dict[str, Array]
@@ -17,7 +17,7 @@ NORM_EPS, NORM_MOMENTUM = 1e-5, 0.1  # of torch's BatchNorm
 IMAGES_LAST = ("NHWC", "HWIO", "NHWC")
 
 
-class State(NamedTuple):
+class JaxState(NamedTuple):
     """Of all clients, stacked along a first axis."""
 
     params: Values
@@ -28,7 +28,7 @@ class State(NamedTuple):
 class JaxVmap:
     """A step of SMoFi over stacked clients, compiled once; buffers are given back to each step."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: BenchProblem) -> None:
         case = problem.case
         place = problem.images.device.type
         jax, blocks = imported(place), blocks_of(problem.net)
@@ -60,11 +60,11 @@ class JaxVmap:
     def loss(self) -> float | None:
         return sum(float(loss) for loss in self.losses) / len(self.losses)
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         counted = self.device.memory_stats()
         if counted is None:  # as on a CPU
-            return Memory()
-        return Memory(counted["peak_bytes_in_use"] - self.x.nbytes, counted.get("peak_pool_bytes"))
+            return MemoryUse()
+        return MemoryUse(counted["peak_bytes_in_use"] - self.x.nbytes, counted.get("peak_pool_bytes"))
 
 
 def imported(place: str) -> Any:
@@ -93,12 +93,12 @@ def blocks_of(net: nn.Module) -> tuple[BlockPlan, ...]:
         raise ConfigError("only residual networks are written in JAX; try resnet18")
     paths = [path for path, _ in net.units()[1:-1]]
     blocks = [net.get_submodule(path) for path in paths]
-    if not all(isinstance(block, Block) for block in blocks):
+    if not all(isinstance(block, Basic) for block in blocks):
         raise ConfigError("only residual networks of basic blocks are written in JAX; try resnet18")
     return tuple(
         BlockPlan(path, block.conv1.stride[0], block.downsample is not None)
         for path, block in zip(paths, blocks, strict=True)
-        if isinstance(block, Block)
+        if isinstance(block, Basic)
     )
 
 
@@ -151,7 +151,7 @@ def forward(blocks: tuple[BlockPlan, ...], precision: str) -> Callable[[Values, 
 
 def smofi_step(
     network: Callable[[Values, Values, Array], tuple[Array, Values]], at_server: frozenset[str]
-) -> Callable[[State, Array, Array, Array], tuple[State, Array]]:
+) -> Callable[[JaxState, Array, Array, Array], tuple[JaxState, Array]]:
     """All clients' gradients, momentum SGD with weight decay, and the mean of the momenta at the server."""
     import jax
     import jax.numpy as jnp
@@ -161,7 +161,7 @@ def smofi_step(
         chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], axis=1)
         return -chosen.mean(), moved
 
-    def step(state: State, x: Array, y: Array, batch: Array) -> tuple[State, Array]:
+    def step(state: JaxState, x: Array, y: Array, batch: Array) -> tuple[JaxState, Array]:
         gradients = jax.vmap(jax.value_and_grad(loss, has_aux=True))
         (losses, stats), grads = gradients(state.params, state.stats, x[batch], y[batch])
         params, momenta = {}, {}
@@ -169,12 +169,12 @@ def smofi_step(
             own = MOMENTUM * state.momenta[name] + grads[name] + WEIGHT_DECAY * old
             params[name] = old - LR * own
             momenta[name] = jnp.broadcast_to(own.mean(0), own.shape) if name in at_server else own
-        return State(params, stats, momenta), losses.mean()
+        return JaxState(params, stats, momenta), losses.mean()
 
     return step
 
 
-def stacked(params: Values, stats: Values, clients: int) -> State:
+def stacked(params: Values, stats: Values, clients: int) -> JaxState:
     """The same values for every client, and no momentum yet."""
     import jax.numpy as jnp
 
@@ -182,7 +182,7 @@ def stacked(params: Values, stats: Values, clients: int) -> State:
         return {name: jnp.repeat(value[None], clients, axis=0) for name, value in values.items()}
 
     own = copies(params)
-    return State(own, copies(stats), {name: jnp.zeros_like(value) for name, value in own.items()})
+    return JaxState(own, copies(stats), {name: jnp.zeros_like(value) for name, value in own.items()})
 
 
 def _in_jax(value: Tensor) -> Tensor:

@@ -12,27 +12,27 @@ from typing import Any
 import torch
 
 from cutlayer.benching.baselines import ByHand, Limit
-from cutlayer.benching.cases import WARM_UP, Case, Problem
-from cutlayer.benching.contenders import Contender, Memory, OnEngine
+from cutlayer.benching.cases import WARM_UP, BenchProblem, Case
+from cutlayer.benching.contenders import Contender, MemoryUse, OnEngine
 from cutlayer.benching.jax_baseline import JaxVmap
-from cutlayer.checks import reason
+from cutlayer.core.checks import reason
 
 Document = dict[str, Any]
 Tell = Callable[[str], None]
-Make = Callable[[Problem], Contender]
+Make = Callable[[BenchProblem], Contender]
 NAMES = {"hand": "eager loop by hand", "jax": "JAX jit(vmap)", "limit": "the limit"}
 MAKERS: dict[str, Make] = {"hand": ByHand, "jax": JaxVmap, "limit": Limit}
 
 
 @dataclass(kw_only=True)
-class Entry:
+class BenchRow:
     """One row while it is being measured; an obstacle ends that."""
 
     name: str  # of the engine or the baseline
     what: str  # for people
     contender: Contender | None = None
     first_loss: float | None = None  # the mean of the first turn: rows that train the same thing agree in it
-    memory: Memory = field(default_factory=Memory)
+    memory: MemoryUse = field(default_factory=MemoryUse)
     seconds: list[float] = field(default_factory=list)  # of each turn
     client_steps: list[int] = field(default_factory=list)
     obstacle: str | None = None
@@ -44,7 +44,7 @@ class Entry:
 
 def measure(case: Case, tell: Tell = lambda text: None) -> Document:
     """Time a case; a row that cannot be measured has the reason instead."""
-    problem = Problem(case)
+    problem = BenchProblem(case)
     entries = [_prepared(name, what, make, problem, tell) for name, what, make in _rows(case)]
     for number in range(case.turns if any(entry.contender for entry in entries) else 0):
         tell(f"turn {number + 1} of {case.turns}")
@@ -76,10 +76,10 @@ def _rows(case: Case) -> list[tuple[str, str, Make]]:
     return engines + [(name, NAMES[name], MAKERS[name]) for name in case.baselines]
 
 
-def _prepared(name: str, what: str, make: Make, problem: Problem, tell: Tell) -> Entry:
+def _prepared(name: str, what: str, make: Make, problem: BenchProblem, tell: Tell) -> BenchRow:
     """A row after its warm-up, with the memory that it took in it."""
     tell(f"{what}: warming up")
-    entry, device = Entry(name=name, what=what), problem.case.device
+    entry, device = BenchRow(name=name, what=what), problem.case.device
     before = _memory(device, anew=True)
     begin = time.perf_counter()
     try:
@@ -97,7 +97,7 @@ def _prepared(name: str, what: str, make: Make, problem: Problem, tell: Tell) ->
     return entry
 
 
-def _turn(entry: Entry, case: Case) -> None:
+def _turn(entry: BenchRow, case: Case) -> None:
     if entry.contender is None:
         return
     _wait(case.device)
@@ -112,7 +112,7 @@ def _turn(entry: Entry, case: Case) -> None:
     entry.client_steps.append(steps)
 
 
-def _row(entry: Entry, case: Case) -> Document:
+def _row(entry: BenchRow, case: Case) -> Document:
     """The median over the turns, and the best of them."""
     row: Document = {"name": entry.name, "what": entry.what, "obstacle": entry.obstacle}
     rates = [steps / seconds for steps, seconds in zip(entry.client_steps, entry.seconds, strict=True)]
@@ -146,18 +146,18 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _memory(device: str, anew: bool = False) -> Memory:
+def _memory(device: str, anew: bool = False) -> MemoryUse:
     """The most that torch has held: since the last time that it was asked anew, or now."""
     if torch.device(device).type != "cuda":
-        return Memory()
+        return MemoryUse()
     if anew:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+    return MemoryUse(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
 
 
-def _beyond(before: Memory, after: Memory) -> Memory:
+def _beyond(before: MemoryUse, after: MemoryUse) -> MemoryUse:
     if before.allocated is None or after.allocated is None or before.reserved is None or after.reserved is None:
-        return Memory()
-    return Memory(after.allocated - before.allocated, after.reserved - before.reserved)
+        return MemoryUse()
+    return MemoryUse(after.allocated - before.allocated, after.reserved - before.reserved)

@@ -9,9 +9,9 @@ import torch
 import typer
 
 from cutlayer import benching
-from cutlayer.checks import check_device
 from cutlayer.cli import costs, show
 from cutlayer.cli.options import Json
+from cutlayer.core.checks import check_device
 from cutlayer.errors import ConfigError
 
 NOTHING = "none"

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutlayer import registry
-from cutlayer.config import TABLES, Table
-from cutlayer.errors import UnknownNameError
 from cutlayer.recipes import RECIPES
+from cutlayer.runs.config import GIVEN
 
 ENGINES = {
-    "auto": "graph on a GPU; elsewhere times loop and vmap on the first steps and keeps the faster; says which and why",
+    "auto": "graph on a GPU; elsewhere loop or vmap, by a rule over model, batch and clients; says which and why",
     "loop": "one client after another, plain Python: the reference, and for big models on a CPU",
     "vmap": "clients of equal shapes stacked: for many small clients",
     "graph": "each client's step recorded as a CUDA graph and replayed, many clients side by side: on a GPU",
@@ -32,6 +31,7 @@ DATA = {
     "wsc": "whom a pronoun refers to, for language models, from files in the data folder",
     "text": "a plain text, every next token, for language models, from a .txt file in the data folder",
 }
+WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "DEVICES")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +42,18 @@ class Entry:
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    source: str = ""  # the paper that a recipe reproduces
+    source: str = ""  # the paper that a recipe reproduces, or the plug-in that a thing comes from
 
 
 def catalogue() -> dict[str, list[Entry]]:
     """All names, by kind."""
-    return {
-        "recipes": [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()],
-        "methods": _from_table(TABLES["method"]),
-        "models": _from_table(TABLES["model"]),
-        "data": [Entry(name=name, about=about) for name, about in DATA.items()],
-        "engines": [Entry(name=name, about=about) for name, about in ENGINES.items()],
-        "partitions": _from_table(TABLES["partition"]),
-        "optimisers": _from_table(TABLES["optimiser"]),
-        "devices": _from_table(TABLES["devices"]),
+    from cutlayer.remote.tensors.packing import ABOUT as CODECS
+
+    told: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
+    recipes = [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()]
+    return {"recipes": recipes} | {
+        word.lower(): [_entry(word, name, told.get(word, {}).get(name)) for name in table]
+        for word, table in registry.TABLES.items()
     }
 
 
@@ -64,22 +62,18 @@ def of_kind(kind: str | None) -> dict[str, list[Entry]]:
     everything = catalogue()
     if kind is None:
         return everything
-    if kind not in everything:
-        raise UnknownNameError("kind", kind, everything)
-    return {kind: everything[kind]}
+    return {kind: registry.find("kind", everything, kind)}
 
 
-def _from_table(table: Table) -> list[Entry]:
-    return [_entry(name, thing, table.given) for name, thing in table.entries.items()]
-
-
-def _entry(name: str, thing: Callable[..., Any], given: tuple[str, ...]) -> Entry:
-    known = registry.options_of(thing, given)
+def _entry(word: str, name: str, about: str | None) -> Entry:
+    table = registry.TABLES[word]
+    known = registry.options_of(table[name], GIVEN) if word in WITH_OPTIONS else {}
     return Entry(
         name=name,
-        about=_about(thing),
+        about=about or _about(table[name]),
         options={k: p.default for k, p in known.items() if p.default is not p.empty},
         needs=tuple(k for k, p in known.items() if p.default is p.empty),
+        source=table.origins.get(name, ""),
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from cutlayer.config import Run
 from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.runs.config import Run
 
 METHOD = -1  # the place of a word that is a method and stands in no name
 

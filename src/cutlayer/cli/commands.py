@@ -12,15 +12,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-import cutlayer
-from cutlayer import figures, plugins, report
+from cutlayer import plugins
 from cutlayer.cli import catalogue, launch, show, study, tables
 from cutlayer.cli import plan as planning
 from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
 from cutlayer.cli.help import examples, unbreak
+from cutlayer.cli.identity import keys
 from cutlayer.cli.join import join
-from cutlayer.cli.keys import keys
 from cutlayer.cli.options import (
     Classes,
     Data,
@@ -49,6 +48,8 @@ from cutlayer.cli.overlap import overlap
 from cutlayer.cli.profile import profile
 from cutlayer.cli.serve import serve
 from cutlayer.errors import CutlayerError
+from cutlayer.results import figures, report
+from cutlayer.version import __version__
 
 app = typer.Typer(
     add_completion=False,
@@ -65,7 +66,7 @@ def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"cutlayer {cutlayer.__version__}")
+        typer.echo(f"cutlayer {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -298,7 +299,7 @@ def plan(
         planning.check_toml(out)
     if figure is not None:
         figures.check_format(figure)
-    asked = planning.Asked(
+    asked = planning.PlanRequest(
         model=model, devices=devices, clients=clients, interval=interval, lr=lr, mode=mode, target=target,
         samples=samples, least_batch=least_batch, shape=shape, classes=classes, optimiser=optimiser, data=data, run=run,
         seed=seed, settings=settings or [],
@@ -325,17 +326,20 @@ app.command(
 )(bench)
 
 
-@app.command("list", epilog=examples("list", "list methods", "list recipes --json"))
+@app.command("list", epilog=examples("list", "list methods --plugin mine.py", "list recipes --json"))
 def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="recipes, methods, models, data, engines, partitions, optimisers or devices; all by default."
+            help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs "
+            "or samplers; all by default."
         ),
     ] = None,
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """List what a configuration can name, with options and their defaults."""
+    """List what a configuration can name, with options and their defaults, also of plug-ins and installed packages."""
+    plugins.load(plugin or [])
     found = catalogue.of_kind(kind)
     if as_json:
         show.as_json({kind: [asdict(entry) for entry in entries] for kind, entries in found.items()})

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutlayer import build, config, optim, registry
-from cutlayer.checks import reason
-from cutlayer.config import Run
+from cutlayer import optim, registry
+from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.models import MODELS
 from cutlayer.planning.profile import Profile, profile
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
 from cutlayer.split import Split
 
 OPTIMISERS = {  # what they keep for a parameter, and how they update it, takes the same memory at any rate

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from cutlayer.cli.papers import accuracy
 from cutlayer.cli.tables import plain_table
-from cutlayer.cuts import CutRow, CutStudy
+from cutlayer.studies.cuts import CutRow, CutStudy
 
 CAPTION = "best accuracy %; costs of one client: traffic up and down in a round, work forward and backward for a sample"
 

@@ -79,9 +79,9 @@ def join(
     What leaves is what the method's own functions give: activations at the cut, labels unless the split is U-shaped,
     the layers below the cut. The device itself refuses everything else.
     """
-    from cutlayer.remote.certificates import Credentials
-    from cutlayer.remote.client import Guest, stay
-    from cutlayer.remote.join import Place
+    from cutlayer.remote.device.client import JoinOptions, stay
+    from cutlayer.remote.device.join import DeviceSettings
+    from cutlayer.remote.identity.certificates import Credentials
 
     hashes = plugins.load(plugin or [])
     check_keys("device", keys, insecure)
@@ -93,7 +93,7 @@ def join(
     if credentials is not None and credentials.role != "client":
         raise ConfigError(f"{keys} holds the keys of the {credentials.name} server; give this device's own")
     kept = state or (None if keys is None else keys / "state")
-    place = Place(
+    settings = DeviceSettings(
         data=data,
         state=kept,
         device=device,
@@ -105,22 +105,22 @@ def join(
     )
     stop_on_sigterm()
     with watching(quiet):
-        guest = Guest(
+        options = JoinOptions(
             address=_the_server(address, train, fed),
             fed=None if fed is None else _checked(fed),
             name=credentials.name if credentials else name or f"device-{secrets.token_hex(3)}",
             credentials=credentials,
             plugins=hashes,
-            ready=place.ready,
+            ready=settings.ready,
             gives_up_after=float("inf") if give_up is None else give_up,
         )
         try:
-            words = stay(guest)
+            words = stay(options)
         except KeyboardInterrupt:
             where = f"; what it keeps is in {kept}" if kept is not None and kept.exists() else ""
-            Console().print(f"{guest.name} left the run{where}; join again with the same command", soft_wrap=True)
+            Console().print(f"{options.name} left the run{where}; join again with the same command", soft_wrap=True)
             raise SystemExit(130) from None
-    Console().print(f"{guest.name}: {words}", soft_wrap=True)
+    Console().print(f"{options.name}: {words}", soft_wrap=True)
 
 
 def _the_server(address: str | None, train: str | None, fed: str | None) -> str:

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cutlayer import build, config, recipes
+from cutlayer import recipes
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
-from cutlayer.cli.progress import Watcher, watching
-from cutlayer.config import Run
+from cutlayer.cli.progress import RunWatcher, watching
 from cutlayer.errors import ConfigError
-from cutlayer.folder import Folder
 from cutlayer.methods import METHODS
 from cutlayer.recipes.scale import scaled, told
-from cutlayer.run import execute
-from cutlayer.training import Record, Training
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import execute
+from cutlayer.runs.training import Record, Training
 
 log = logging.getLogger("cutlayer")
 
@@ -102,7 +103,7 @@ def folder_of(run: Run, out: Path) -> Folder:
 def execute_all(
     runs: Sequence[Run],
     out: Path,
-    watcher: Watcher,
+    watcher: RunWatcher,
     *,
     root: Path | None = None,
     resume: bool = False,

@@ -8,16 +8,17 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from cutlayer import build, registry
-from cutlayer.checks import check_count, check_device
+from cutlayer import registry
 from cutlayer.cli import costs
 from cutlayer.cli.tables import plain_table
-from cutlayer.cli.text import human_bytes
+from cutlayer.core.checks import check_count, check_device
+from cutlayer.core.text import human_bytes
 from cutlayer.errors import ConfigError
 from cutlayer.models import freeze_norms
-from cutlayer.planning.client_memory import client_memory
+from cutlayer.runs import build
 from cutlayer.split import Split
 from cutlayer.split.units import units_of
+from cutlayer.studies.client_memory import client_memory
 
 CAPTION = (
     "weights: all values of the client's layers, trained or not; moments: the optimiser's; step: the most beyond these "

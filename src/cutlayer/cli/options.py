@@ -37,7 +37,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier run
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="A Python file with METHODS or MODELS of your own; may be repeated."),
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="A Python file with METHODS, MODELS, DATA or more of your own; may be repeated.",
+    ),
 ]
 
 Traffic = Annotated[bool, typer.Option("--traffic", help="Show what crossed instead, by direction and kind, in GiB.")]

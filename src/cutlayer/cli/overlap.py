@@ -9,11 +9,12 @@ import typer
 from rich.console import Group as Lines
 from rich.text import Text
 
-from cutlayer import figures
 from cutlayer.cli import show
 from cutlayer.cli.options import Json
 from cutlayer.cli.tables import plain_table
-from cutlayer.planning.hiding import BAND, Band, Fit, Pipeline, fits
+from cutlayer.results import figures
+from cutlayer.studies.overlap import BAND, Band, Fit, Pipeline, fits
+from cutlayer.studies.overlap_figure import draw_overlap
 
 
 def overlap(
@@ -57,7 +58,7 @@ def overlap(
     else:
         show.console().print(_table(pipeline, found))
     if figure is not None:
-        figures.draw_overlap(found, figure)
+        draw_overlap(found, figure)
         if not as_json:
             typer.echo(f"figure: {figure}")
 

@@ -9,17 +9,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cutlayer.cli.tables import plain_table
-from cutlayer.cli.text import time_unit
+from cutlayer.core.text import time_unit
 from cutlayer.recipes.recipe import Published, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
-from cutlayer.report import Comparison, Factor, Panel
-from cutlayer.trials import Group, Reach, Spread
+from cutlayer.results.report import Comparison, Factor, Panel
+from cutlayer.results.trials import Group, Reach, Spread
 
 Cell = Callable[[Group], str]
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A head and what stands below it; one with nothing to say is left out."""
 
     head: str
@@ -51,71 +51,71 @@ def _table(panel: Panel, title: str) -> RenderableType:
     return table
 
 
-def _columns(panel: Panel) -> Iterator[Column]:
+def _columns(panel: Panel) -> Iterator[PaperColumn]:
     """Beside a paper's numbers only what papers print, so that it fits on a page; all else is in --json."""
     papers = [p for g in panel.groups if (p := panel.published(g)) is not None]
     paper_like = bool(papers) or panel.race == "converged"
     digits = 2 if paper_like else 1
-    yield Column("seeds", lambda g: str(len(g.trials)))
-    yield Column("rounds", lambda g: _range(g.rounds))
+    yield PaperColumn("seeds", lambda g: str(len(g.trials)))
+    yield PaperColumn("rounds", lambda g: _range(g.rounds))
     if panel.axis == "samples":
-        yield Column("samples", lambda g: f"{g.samples:,.0f}")
-    yield Column("best\naccuracy %", lambda g: accuracy(g.best, digits))
+        yield PaperColumn("samples", lambda g: f"{g.samples:,.0f}")
+    yield PaperColumn("best\naccuracy %", lambda g: accuracy(g.best, digits))
     yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
     if panel.race == "converged":
         yield from _converged_columns(panel, papers)
     elif not papers or panel.axis == "samples":
-        yield Column("final\naccuracy %", lambda g: accuracy(g.final, digits))
+        yield PaperColumn("final\naccuracy %", lambda g: accuracy(g.final, digits))
     if panel.target is not None:
         yield from _race_columns(panel, papers)
     if not paper_like:
-        yield Column("up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}")
-        yield Column("down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}")
-        yield Column("wall\nseconds", lambda g: f"{g.seconds:,.1f}" if g.seconds else "–")
+        yield PaperColumn("up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}")
+        yield PaperColumn("down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}")
+        yield PaperColumn("wall\nseconds", lambda g: f"{g.seconds:,.1f}" if g.seconds else "–")
     if any(g.stopped for g in panel.groups):
-        yield Column("stopped", lambda g: str(g.stopped))
+        yield PaperColumn("stopped", lambda g: str(g.stopped))
 
 
-def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[PaperColumn]:
     if panel.axis == "samples":  # rounds of different methods are of different lengths
-        yield Column("samples to\ntarget", lambda g: _whole(g.samples_to(panel.target)))
+        yield PaperColumn("samples to\ntarget", lambda g: _whole(g.samples_to(panel.target)))
         if len(panel.groups) > 1:
-            yield Column("speed-\nup", lambda g: _times(panel.speed_up(g)))
+            yield PaperColumn("speed-\nup", lambda g: _times(panel.speed_up(g)))
         return
     unit, size = _unit(panel, papers)
-    yield Column("R", lambda g: _rounds(panel.reach(g), g))
+    yield PaperColumn("R", lambda g: _rounds(panel.reach(g), g))
     if panel.race == "time":
-        yield Column(f"T\n{unit}", lambda g: _time_spread(panel.reach(g), g, size))
+        yield PaperColumn(f"T\n{unit}", lambda g: _time_spread(panel.reach(g), g, size))
         yield from _times_reference(panel)
         return
     yield from _published(panel, papers, "paper\nR", lambda p: p.rounds)
     if len(panel.groups) > 1:
-        yield Column("speed-\nup", lambda g: _times(panel.speed_up(g)))
+        yield PaperColumn("speed-\nup", lambda g: _times(panel.speed_up(g)))
     yield from _published(panel, papers, "paper\nspeed-up", lambda p: _times(p.speed_up) if p.speed_up else "")
     if panel.timed:
-        yield Column(f"T\n{unit}", lambda g: _time(panel.reach(g), g, size))
+        yield PaperColumn(f"T\n{unit}", lambda g: _time(panel.reach(g), g, size))
     yield from _published(panel, papers, "paper\nT h", lambda p: p.hours)
 
 
-def _converged_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+def _converged_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[PaperColumn]:
     unit, size = _unit(panel, papers)
     first = _base(panel)
-    yield Column("converged\naccuracy %", lambda g: accuracy(g.convergence.accuracy, 2))
+    yield PaperColumn("converged\naccuracy %", lambda g: accuracy(g.convergence.accuracy, 2))
     if any(paper.points_below for paper in papers):
-        yield Column(f"points\n< {first}", lambda g: _number(panel.points_below(g)))
+        yield PaperColumn(f"points\n< {first}", lambda g: _number(panel.points_below(g)))
     yield from _published(panel, papers, f"paper\n< {first}", lambda p: p.points_below)
     if panel.timed:
-        yield Column("round\ns", lambda g: "–" if g.simulated is None else f"{g.simulated / fmean(g.rounds):,.2f}")
-    yield Column("converged\nin round", lambda g: _rounds(g.convergence.reach, g))
+        yield PaperColumn("round\ns", lambda g: "–" if g.simulated is None else f"{g.simulated / fmean(g.rounds):,.2f}")
+    yield PaperColumn("converged\nin round", lambda g: _rounds(g.convergence.reach, g))
     if panel.timed:
-        yield Column(f"after\n{unit}", lambda g: _spread(g.convergence.reach.spread, size))
+        yield PaperColumn(f"after\n{unit}", lambda g: _spread(g.convergence.reach.spread, size))
         yield from _times_reference(panel)
     yield from _published(panel, papers, f"paper\n÷ {first}", lambda p: p.times_first)
 
 
-def _times_reference(panel: Panel) -> Iterator[Column]:
+def _times_reference(panel: Panel) -> Iterator[PaperColumn]:
     if len(panel.groups) > 1 and panel.timed:
-        yield Column(f"time\n÷ {_base(panel)}", lambda g: _factor(panel.times_reference(g)))
+        yield PaperColumn(f"time\n÷ {_base(panel)}", lambda g: _factor(panel.times_reference(g)))
 
 
 def _base(panel: Panel) -> str:
@@ -125,10 +125,10 @@ def _base(panel: Panel) -> str:
 
 def _published(
     panel: Panel, papers: Sequence[Published], head: str, words: Callable[[Published], str]
-) -> Iterator[Column]:
+) -> Iterator[PaperColumn]:
     """A column of the paper, if it prints any such number."""
     if any(words(paper) for paper in papers):
-        yield Column(head, lambda g: (words(p) if (p := panel.published(g)) is not None else "") or "–")
+        yield PaperColumn(head, lambda g: (words(p) if (p := panel.published(g)) is not None else "") or "–")
 
 
 def _remarks_on(panel: Panel) -> Iterator[str]:

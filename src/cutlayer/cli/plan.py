@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from cutlayer import build, config, keys, optim, registry
-from cutlayer.checks import check_positive
+from cutlayer import optim, registry
 from cutlayer.cli import costs, launch
-from cutlayer.config import Choice, Run
+from cutlayer.core import keys
+from cutlayer.core.checks import check_positive
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
-from cutlayer.folder import Folder
 from cutlayer.planning.device_files import read
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 from cutlayer.split import Split
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ DATA = {  # the data set whose samples have this shape, and so many classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlanRequest:
     """What the command line says; None is for what it leaves open."""
 
     model: str | None
@@ -89,7 +91,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class PlanAnswer:
     """A plan, with what it was made for and from."""
 
     planned: "Planned"
@@ -106,7 +108,7 @@ class Answer:
         return [device.name or f"device {j}" for j, device in enumerate(self.devices.clients)]
 
 
-def answered(asked: Asked) -> Answer:
+def answered(asked: PlanRequest) -> PlanAnswer:
     """Build the model, draw the devices, estimate the bound's constants, and plan."""
     from cutlayer.planning.planner import plan  # here and not above: scipy is slow to load, other commands need none
 
@@ -131,7 +133,7 @@ def answered(asked: Asked) -> Answer:
             least_batch=asked.least_batch,
             mode=MODES[asked.mode],
         )
-    return Answer(
+    return PlanAnswer(
         planned=planned,
         run=replace(run, devices=choice),
         devices=devices,
@@ -142,7 +144,7 @@ def answered(asked: Asked) -> Answer:
     )
 
 
-def write(answer: Answer, path: Path) -> None:
+def write(answer: PlanAnswer, path: Path) -> None:
     """The plan as a run in TOML: `cutlayer run` trains it."""
     planned = answer.planned
     if planned.excluded:
@@ -182,7 +184,7 @@ def check_toml(path: Path) -> None:
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _run(asked: Asked, folder: Folder | None) -> Run:
+def _run(asked: PlanRequest, folder: Folder | None) -> Run:
     """The run that is planned: its model, data and devices."""
     changes: dict[str, Any] = {key: value for key in ("data", "seed") if (value := getattr(asked, key)) is not None}
     if asked.model is not None:
@@ -222,13 +224,13 @@ def _existing(path: Path) -> Folder:
     return folder
 
 
-def _sample(run: Run, asked: Asked) -> tuple[tuple[int, ...], int]:
+def _sample(run: Run, asked: PlanRequest) -> tuple[tuple[int, ...], int]:
     """The shape of one sample and the classes, as asked for or as they fit the model."""
     shape = None if asked.shape is None else costs.parse_shape(asked.shape)
     return costs.fitting(run.model.name, run.model.options, shape, asked.classes)
 
 
-def _random(run: Run, asked: Asked) -> Arrays:
+def _random(run: Run, asked: PlanRequest) -> Arrays:
     """A batch of noise."""
     shape, classes = _sample(run, asked)
     random = keys.generator(run.seed, "random batch")
@@ -249,7 +251,7 @@ def _batch(split: Split, data: Arrays, key: int, real: bool) -> Arrays:
     return replace(data, x=torch.from_numpy(keys.generator(key).integers(min(embeddings), size=data.x.shape)))
 
 
-def _bound(asked: Asked, run: Run, folder: Folder | None, split: Split, batch: Arrays) -> tuple[Bound, str]:
+def _bound(asked: PlanRequest, run: Run, folder: Folder | None, split: Split, batch: Arrays) -> tuple[Bound, str]:
     """The bound's constants, and where they come from."""
     if folder is not None:
         return _from_run(folder, asked.lr)

@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cutlayer.cli.plan import Answer
+from cutlayer.cli.plan import PlanAnswer
 from cutlayer.cli.tables import NONE, plain_table
-from cutlayer.cli.text import human_seconds
+from cutlayer.core.text import human_seconds
 from cutlayer.planning.problem import Latency, Problem
 
 MOST_ROWS = 40  # devices that are shown
@@ -20,7 +20,7 @@ LEGEND = f"compute, links: seconds of one mini-batch; limit: what keeps the batc
 BOUND = "to the target: by an upper bound, good to compare plans by, no forecast of how long training takes"
 
 
-def document(answer: Answer) -> dict[str, Any]:
+def document(answer: PlanAnswer) -> dict[str, Any]:
     """Everything about a plan as plain numbers; None for a time that never comes."""
     planned, run = answer.planned, answer.run
     bound = planned.problem.bound
@@ -78,7 +78,7 @@ def _vain(bound: Mapping[str, Any]) -> str:
     )
 
 
-def _device(answer: Answer, place: int) -> dict[str, Any]:
+def _device(answer: PlanAnswer, place: int) -> dict[str, Any]:
     planned = answer.planned
     number = planned.devices[place]
     device = answer.devices.clients[number]
@@ -107,7 +107,7 @@ def _terms(latency: Latency, place: int) -> dict[str, float]:
     return {name: float(getattr(latency, name)[place]) for name in ("forward", "up", "down", "backward")}
 
 
-def _worth(answer: Answer, plan: Any, latency: Latency, straggler: int) -> dict[str, Any]:
+def _worth(answer: PlanAnswer, plan: Any, latency: Latency, straggler: int) -> dict[str, Any]:
     problem = answer.planned.problem
     return {
         "seconds_per_mini_batch": problem.seconds_per_round(*plan),

@@ -11,15 +11,15 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cutlayer.cli.text import human_bytes, human_seconds, percent
-from cutlayer.config import Run
-from cutlayer.training import Record
+from cutlayer.core.text import human_bytes, human_seconds, percent
+from cutlayer.runs.config import Run
+from cutlayer.runs.training import Record
 
 LINES_PER_RUN = 10
 PARTS = 10_000  # of a bar
 
 
-class Watcher(Protocol):
+class RunWatcher(Protocol):
     """Is told how runs go."""
 
     def begin(self, title: str, run: Run, history: Sequence[Record]) -> None: ...
@@ -118,7 +118,7 @@ class _ToConsole(logging.Handler):
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[Watcher]:
+def watching(quiet: bool) -> Iterator[RunWatcher]:
     """The watcher that fits where stderr goes; the library's log goes there too."""
     console = Console(stderr=True)
     log, level = logging.getLogger("cutlayer"), logging.WARNING if quiet else logging.INFO

@@ -12,11 +12,11 @@ from cutlayer import plugins
 from cutlayer.cli import launch
 from cutlayer.cli.launch import Interrupted
 from cutlayer.cli.options import Data, Orders, Out, Overwrite, Plugins, Quiet, Settings, check_keys, stop_on_sigterm
-from cutlayer.config import Run
 from cutlayer.errors import ConfigError
+from cutlayer.runs.config import Run
 
 if TYPE_CHECKING:
-    from cutlayer.remote.status import Board
+    from cutlayer.remote.monitor.status import Board
 
 log = logging.getLogger("cutlayer")
 
@@ -54,6 +54,12 @@ def serve(
     packing: Annotated[
         str, typer.Option(help="Of activations on their way up: raw, bf16 (half the bytes) or int8 (a quarter).")
     ] = "raw",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What the server computes on: loop, vmap (devices of equal shapes stacked) or graph (a GPU)."
+        ),
+    ] = None,
     test: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Samples at the server to measure the model on.")
     ] = None,
@@ -71,13 +77,13 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Serve a run to real devices, which `cutlayer join` brings. One that was stopped goes on where it was."""
-    from cutlayer.remote.register import Register
-    from cutlayer.remote.serve import Serving
-    from cutlayer.remote.serve import serve as carry_out
-    from cutlayer.remote.status import Board
+    from cutlayer.remote.identity.register import Register
+    from cutlayer.remote.monitor.status import Board
+    from cutlayer.remote.server.serve import Serving
+    from cutlayer.remote.server.serve import serve as carry_out
 
     hashes = plugins.load(plugin or [])
-    run = _one(what, settings)
+    run = _one(what, [*(settings or []), *([] if engine is None else [f"server_engine={engine}"])])
     check_keys("server", keys, insecure)
     if test is not None and role != "both":
         raise ConfigError(
@@ -122,9 +128,9 @@ def _one(what: str, settings: list[str] | None) -> Run:
 
 
 def _show(stack: ExitStack, board: "Board", metrics_port: int | None, log_file: Path | None, quiet: bool) -> None:
-    from cutlayer.remote.logs import structured
-    from cutlayer.remote.prometheus import serve_metrics
-    from cutlayer.remote.table import LiveTable
+    from cutlayer.remote.monitor.logs import structured
+    from cutlayer.remote.monitor.prometheus import serve_metrics
+    from cutlayer.remote.monitor.table import LiveTable
 
     if log_file is not None:
         handler = structured(log_file)

@@ -10,13 +10,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from cutlayer import config, figures, recipes
+from cutlayer import recipes
 from cutlayer.cli import papers, plan_table, tables, traffic_table
 from cutlayer.cli import plan as planning
 from cutlayer.cli.cut_table import cut_table
-from cutlayer.config import Run
-from cutlayer.cuts import CutStudy
-from cutlayer.report import Comparison
+from cutlayer.results import figures
+from cutlayer.results.report import Comparison
+from cutlayer.runs import config
+from cutlayer.runs.config import Run
+from cutlayer.studies.cuts import CutStudy
+from cutlayer.studies.cuts_figure import draw_cuts
 
 LOG_WIDTH = 140  # where there is no terminal to measure
 
@@ -52,12 +55,12 @@ def cuts(found: CutStudy, figure: Path, machine: bool) -> None:
         as_json({**found.as_dict(), "figure": str(figure)})
     else:
         console().print(cut_table(found), *found.conclusions(), sep="\n")
-    figures.draw_cuts(found, figure)
+    draw_cuts(found, figure)
     if not machine:
         typer.echo(f"figure: {figure}")
 
 
-def plan(found: planning.Answer, out: Path | None, figure: Path | None, machine: bool) -> None:
+def plan(found: planning.PlanAnswer, out: Path | None, figure: Path | None, machine: bool) -> None:
     """A plan, numbers first; then the files that were asked for."""
     document = plan_table.document(found)
     if machine:

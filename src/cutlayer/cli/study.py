@@ -4,15 +4,17 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cutlayer import build, config, report
+from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
-from cutlayer.config import Run
-from cutlayer.cuts import CutStudy, summary
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS, FedAvg
 from cutlayer.planning.profile import profile
 from cutlayer.recipes import cut_study
+from cutlayer.results import report
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+from cutlayer.studies.cuts import CutStudy, summary
 
 DEFAULT = "digits"
 
@@ -22,8 +24,7 @@ def planned(
 ) -> tuple[Run, ...]:
     """The runs of the study: the first of a recipe or file, with each method, at each cut of its model."""
     for method in methods or ():
-        if method not in METHODS:
-            raise UnknownNameError("method", method, METHODS, "--method")
+        registry.find("method", METHODS, method, "--method")
     base = launch.named(what)[0]
     model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}  # it decides on the cuts
     base = config.changed(replace(base, name=base.name.partition("/")[0]), model, "--set")

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cutlayer.cli.catalogue import Entry
-from cutlayer.cli.text import human_bytes, percent
-from cutlayer.config import Choice, Run
+from cutlayer.core.text import human_bytes, percent
 from cutlayer.data import Augment
+from cutlayer.runs.config import Choice, Run
 
 NONE = "–"
 MOST_UNITS = 6  # named one by one

@@ -8,10 +8,10 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
-from cutlayer import traffic
 from cutlayer.cli.tables import plain_table
 from cutlayer.recipes.scale import unscaled
-from cutlayer.report import Comparison
+from cutlayer.results.report import Comparison
+from cutlayer.studies import traffic
 
 LEAST = 0.005  # GiB that show with two digits after the point
 CONVENTION = (

@@ -1,4 +1,7 @@
-"""Data: arrays, where they come from, and how they are dealt to clients."""
+"""Data: arrays, where they come from, and how they are dealt to clients.
+
+Imports: core, errors, registry.
+"""
 
 from cutlayer.data.arrays import Arrays, from_arrays, from_dataset, split_off
 from cutlayer.data.augment import Augment

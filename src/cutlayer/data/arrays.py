@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer import tree
+from cutlayer.core import tree
+from cutlayer.core.keys import generator
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
-from cutlayer.keys import generator
 
 Inputs = Tensor | dict[str, Tensor]
 Index = Tensor | NDArray[Any] | Sequence[int]

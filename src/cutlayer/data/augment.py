@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from cutlayer.checks import check, is_number
+from cutlayer.core.checks import check, is_number
+from cutlayer.core.keys import generator
+from cutlayer.core.transfer import sent
 from cutlayer.errors import DataError
-from cutlayer.keys import generator
-from cutlayer.transfer import sent
 
 
 @dataclass(frozen=True, kw_only=True)

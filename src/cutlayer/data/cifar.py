@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cutlayer.data.files import Bytes, Form, Images, Sets, bad_file, files_of, read_bytes
+from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, read_bytes
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 
 
-def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> Form[Sets]:
+def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> FileForm[Sets]:
     """Records of label bytes and pixels; the last label byte is the class (CIFAR-100 has the coarse one before it)."""
 
     def read_file(path: Path) -> Images:
@@ -32,7 +32,7 @@ def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> F
     return _batches(folder_name, train, test, read_file)
 
 
-def python(folder_name: str, train: list[str], test: str, label_key: str) -> Form[Sets]:
+def python(folder_name: str, train: list[str], test: str, label_key: str) -> FileForm[Sets]:
     """One dict of data and labels a file."""
 
     def read_file(path: Path) -> Images:
@@ -53,7 +53,7 @@ def python(folder_name: str, train: list[str], test: str, label_key: str) -> For
     return _batches(folder_name, train, test, read_file)
 
 
-def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[[Path], Images]) -> Form[Sets]:
+def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[[Path], Images]) -> FileForm[Sets]:
     def read(folder: Path) -> Sets | None:
         paths = files_of(folder / folder_name, [[name] for name in (*train, test)])
         if paths is None:
@@ -61,7 +61,7 @@ def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[
         *batches, held_out = (read_file(path) for path in paths)
         return Sets(Images(*(np.concatenate(part) for part in zip(*batches, strict=True))), held_out)
 
-    return Form(f"{folder_name}/", read)
+    return FileForm(f"{folder_name}/", read)
 
 
 class _Type:

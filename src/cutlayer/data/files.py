@@ -31,7 +31,7 @@ class Sets(NamedTuple):
     test: Images
 
 
-class Form(NamedTuple, Generic[Read]):
+class FileForm(NamedTuple, Generic[Read]):
     """One accepted form of a data set."""
 
     expected: str  # its file names, for the message when nothing is found
@@ -59,7 +59,7 @@ def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
     return [path for path in found if path is not None]
 
 
-def npz(name: str, shape: tuple[int, int, int]) -> Form[Sets]:
+def npz(name: str, shape: tuple[int, int, int]) -> FileForm[Sets]:
     """<name>.npz with x_train, y_train, x_test, y_test; uint8 images of either channel order."""
 
     def read(folder: Path) -> Sets | None:
@@ -69,7 +69,7 @@ def npz(name: str, shape: tuple[int, int, int]) -> Form[Sets]:
         x_train, y_train, x_test, y_test = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
         return Sets(_npz_images(path, x_train, y_train, shape), _npz_images(path, x_test, y_test, shape))
 
-    return Form(f"{name}.npz", read)
+    return FileForm(f"{name}.npz", read)
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
@@ -92,7 +92,7 @@ def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shap
     return Images(x.reshape(-1, *shape).astype(np.uint8), y.reshape(-1).astype(np.int64))
 
 
-def idx(shape: tuple[int, int, int]) -> Form[Sets]:
+def idx(shape: tuple[int, int, int]) -> FileForm[Sets]:
     """The four IDX files of MNIST and its relatives, plain or gzipped, with a dash or a dot before idx."""
 
     def read(folder: Path) -> Sets | None:
@@ -112,7 +112,7 @@ def idx(shape: tuple[int, int, int]) -> Form[Sets]:
             Images(x_test.reshape(-1, *shape), y_test.astype(np.int64)),
         )
 
-    return Form("train-images-idx3-ubyte and its three companions (or .gz)", read)
+    return FileForm("train-images-idx3-ubyte and its three companions (or .gz)", read)
 
 
 def _spellings(stem: str) -> list[str]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import Form, bad_file, read_bytes
-from cutlayer.data.tables import Row, Table, Tables, forms
+from cutlayer.data.files import FileForm, bad_file, read_bytes
+from cutlayer.data.tables import Row, TableFile, Tables, forms
 from cutlayer.errors import DataError
 
 PADDING = -1
@@ -111,7 +111,7 @@ class Definition:
     labels: Mapping[str, int]  # by what stands in the files
     answers: tuple[str, ...]
 
-    def prompts(self, name: str, tables: list[Table]) -> Prompts:
+    def prompts(self, name: str, tables: list[TableFile]) -> Prompts:
         texts, labels = [], []
         for path, rows in tables:
             for number, row in enumerate(rows):
@@ -191,5 +191,5 @@ def _read_text(folder: Path) -> Texts | None:
     return PlainText(path=path, text=read_bytes(path).decode("utf-8", errors="replace"))
 
 
-TEXT: Form[Texts] = Form("text.txt (or one other .txt)", _read_text)
-TABLES: Mapping[str, tuple[Form[Tables], ...]] = {name: forms(name) for name in DEFINITIONS}
+TEXT: FileForm[Texts] = FileForm("text.txt (or one other .txt)", _read_text)
+TABLES: Mapping[str, tuple[FileForm[Tables], ...]] = {name: forms(name) for name in DEFINITIONS}

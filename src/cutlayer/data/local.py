@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cutlayer.checks import reason
+from cutlayer.core.checks import reason
 from cutlayer.data.arrays import Arrays, from_arrays
 from cutlayer.data.class_folders import entries_of, read_class_folders
 from cutlayer.data.columns import read_columns

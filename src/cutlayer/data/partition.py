@@ -1,7 +1,7 @@
 """Partitions: which samples belong to which client. Every random choice is a function of the key."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer.checks import check_positive
+from cutlayer import registry
+from cutlayer.core.checks import check_positive
+from cutlayer.core.keys import generator
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import PartitionError
-from cutlayer.keys import generator
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -262,4 +263,6 @@ class Natural:
         return Partition(tuple(everyone.clients[j] for j in chosen), tuple(names[j] for j in chosen))
 
 
-PARTITIONS: dict[str, type[Scheme]] = {"iid": IID, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural}
+PARTITIONS: registry.Table[Callable[..., Scheme]] = registry.table(
+    "PARTITIONS", {"iid": IID, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural}
+)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cutlayer.data.files import Bytes, Form, Images, Sets, bad_file, files_of, incomplete, read_bytes
+from cutlayer.core.keys import generator
+from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, read_bytes
 from cutlayer.data.kept import Array, keep
 from cutlayer.errors import DataError
-from cutlayer.keys import generator
 
 log = logging.getLogger("cutlayer")
 
@@ -132,8 +132,8 @@ def _kept(name: str, folder: Path, sets: Sets) -> Sets:
     return sets
 
 
-TINY_IMAGENET = Form(f"{TINY_FOLDER}/", _read_tiny_imagenet)
-HAM10000 = Form(
+TINY_IMAGENET = FileForm(f"{TINY_FOLDER}/", _read_tiny_imagenet)
+HAM10000 = FileForm(
     f"HAM10000_metadata.csv with its pictures in {SKIN_FOLDERS[0]}/ and {SKIN_FOLDERS[1]}/, or in {SKIN_FOLDERS[2]}/",
     _read_ham10000,
 )

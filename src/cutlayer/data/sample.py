@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cutlayer.checks import check, check_count, is_number
+from cutlayer.core.checks import check, check_count, is_number
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, DataError
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import Form, bad_file, incomplete, read_bytes
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
 from cutlayer.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -31,17 +31,17 @@ TEST = 0.2
 
 
 @dataclass(frozen=True)
-class Samples:
+class Windows:
     """Windows of one role, in time, and the characters that follow them."""
 
     x: Ints  # (samples, 80)
     y: Ints  # (samples,)
 
-    def take(self, part: slice) -> "Samples":
-        return Samples(self.x[part], self.y[part])
+    def take(self, part: slice) -> "Windows":
+        return Windows(self.x[part], self.y[part])
 
 
-Roles = Mapping[str, Samples]
+Roles = Mapping[str, Windows]
 Sets = tuple[Arrays, Arrays]
 
 
@@ -59,12 +59,12 @@ def decoded(indices: Iterable[int]) -> str:
     return "".join(ALPHABET[i] for i in indices)
 
 
-def windows(text: str, stride: int) -> Samples:
+def windows(text: str, stride: int) -> Windows:
     """The samples of a text, one at every stride-th character."""
     codes = encoded(text)
     if len(codes) <= WINDOW:
-        return Samples(np.empty((0, WINDOW), np.int64), np.empty(0, np.int64))
-    return Samples(np.lib.stride_tricks.sliding_window_view(codes[:-1], WINDOW)[::stride], codes[WINDOW::stride])
+        return Windows(np.empty((0, WINDOW), np.int64), np.empty(0, np.int64))
+    return Windows(np.lib.stride_tricks.sliding_window_view(codes[:-1], WINDOW)[::stride], codes[WINDOW::stride])
 
 
 def divided(path: Path, roles: Roles, stride: int) -> Sets:
@@ -154,14 +154,14 @@ def _read_leaf(folder: Path) -> Sets | None:
     return None
 
 
-def _leaf_roles(paths: list[Path]) -> dict[str, Samples]:
+def _leaf_roles(paths: list[Path]) -> dict[str, Windows]:
     roles = {}
     for path in paths:
         try:
             users: dict[str, Any] = json.loads(read_bytes(path))["user_data"]
             for name, data in users.items():
                 x, y = encoded("".join(data["x"])), encoded("".join(data["y"]))
-                roles[name] = Samples(x.reshape(len(data["x"]), WINDOW), y.reshape(len(data["x"])))
+                roles[name] = Windows(x.reshape(len(data["x"]), WINDOW), y.reshape(len(data["x"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise bad_file(path, f"it is not a LEAF file of {WINDOW} characters and the next one ({error})") from error
     if not any(len(samples.y) for samples in roles.values()):
@@ -170,7 +170,7 @@ def _leaf_roles(paths: list[Path]) -> dict[str, Samples]:
 
 
 FORMS = (
-    Form("LEAF's train/*.json and test/*.json (or all_data/*.json)", _read_leaf),
-    Form("shakespeare_plays.parquet", _read_parquet),
-    Form("tinyshakespeare.txt", _read_script),
+    FileForm("LEAF's train/*.json and test/*.json (or all_data/*.json)", _read_leaf),
+    FileForm("shakespeare_plays.parquet", _read_parquet),
+    FileForm("tinyshakespeare.txt", _read_script),
 )

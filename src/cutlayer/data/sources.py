@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer import registry
+from cutlayer.core.checks import check_type
 from cutlayer.data import cifar, language, pictures, shakespeare, speech
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import Form, Images, Read, Sets, idx, npz
+from cutlayer.data.files import FileForm, Images, Read, Sets, idx, npz
 from cutlayer.data.images import standardised
-from cutlayer.errors import DataError, UnknownNameError
+from cutlayer.errors import DataError
 
 ROOT_VARIABLE = "CUTLAYER_DATA"
 HOW_TO_SET = f"point {ROOT_VARIABLE} or --data at"
@@ -33,28 +35,24 @@ class Dataset:
     test: Arrays
 
 
-Source = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # the two sets from their name and the data folder
+Source = Callable[[Path | None], Dataset]  # a data set from the data folder, if there is one
 
 
 def names() -> list[str]:
     """The data sets that can be loaded."""
-    return [*SOURCES, *TASKS]
+    return list(DATA)
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
     """A data set by name; its files are looked for under root, by default the folder in CUTLAYER_DATA."""
-    if name in TASKS:
-        raise DataError(f"{name} is text: use it with the model causal_lm, or task({name!r}).encode(tokenizer)")
-    if name not in SOURCES:
-        raise UnknownNameError("data set", name, names())
-    return Dataset(name, *SOURCES[name](name, data_folder(root)))
+    found = registry.find("data set", DATA, name)(data_folder(root))
+    check_type(f"what the data set {name!r} gives", found, Dataset, "with its training and its test samples")
+    return found
 
 
 def task(name: str, root: Path | None = None) -> language.Texts:
     """The texts of a task by name; the tokenizer of a model makes a data set of them."""
-    if name not in TASKS:
-        raise UnknownNameError("task", name, TASKS)
-    return TASKS[name](name, data_folder(root))
+    return registry.find("task", TASKS, name)(name, data_folder(root))
 
 
 def tokenised(name: str, tokenizer: Any, root: Path | None = None, max_length: int = language.MAX_LENGTH) -> Dataset:
@@ -69,7 +67,14 @@ def data_folder(given: Path | None = None) -> Path | None:
     return given or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
 
 
-def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Source:
+Reader = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # the two sets from their name and the data folder
+
+
+def _source(name: str, read: Reader) -> Source:
+    return lambda root: Dataset(name, *read(name, root))
+
+
+def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Reader:
     return lambda name, root: standardised(name, sets(name, root), num_classes, white)
 
 
@@ -82,7 +87,7 @@ def _digits(_: str, __: Path | None) -> Sets:
     return Sets(Images(x[~is_test], y[~is_test]), Images(x[is_test], y[is_test]))
 
 
-def _from_files(*forms: Form[Read], folders: tuple[str, ...] = ("",)) -> Callable[[str, Path | None], Read]:
+def _from_files(*forms: FileForm[Read], folders: tuple[str, ...] = ("",)) -> Callable[[str, Path | None], Read]:
     """The first form that is found, folder by folder."""
 
     def read(name: str, root: Path | None) -> Read:
@@ -116,7 +121,7 @@ GREY = (1, 28, 28)
 # A folder of the set's own name goes before files that lie in the data folder itself.
 FOLDERS = {"mnist": ("mnist", "MNIST/raw"), "fashion_mnist": ("fashion_mnist", "FashionMNIST/raw")}
 
-SOURCES: dict[str, Source] = {
+SOURCES: dict[str, Reader] = {
     "digits": _images(_digits, 10, white=16),
     **{
         name: _images(_from_files(npz(name, GREY), idx(GREY), folders=(*folders, "")), 10)
@@ -143,3 +148,12 @@ TASKS: dict[str, Callable[[str, Path | None], language.Texts]] = {
     **{name: _task(name, definition) for name, definition in language.DEFINITIONS.items()},
     "text": _from_files(language.TEXT),
 }
+
+
+def _is_text(name: str, _: Path | None) -> tuple[Arrays, Arrays]:
+    raise DataError(f"{name} is text: use it with the model causal_lm, or task({name!r}).encode(tokenizer)")
+
+
+DATA: registry.Table[Source] = registry.table(
+    "DATA", {name: _source(name, read) for name, read in (SOURCES | dict.fromkeys(TASKS, _is_text)).items()}
+)

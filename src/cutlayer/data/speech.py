@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer.checks import reason
+from cutlayer.core.checks import reason
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import Form, bad_file, files_of, incomplete, read_bytes
+from cutlayer.data.files import FileForm, bad_file, files_of, incomplete, read_bytes
 from cutlayer.data.kept import made_once
 from cutlayer.data.logmel import FLOOR, log_mel
 
@@ -109,4 +109,4 @@ def _standardised(everything: Arrays, is_test: NDArray[np.bool_]) -> tuple[Array
     return train, test
 
 
-SPEECH_COMMANDS = Form("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)
+SPEECH_COMMANDS = FileForm("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)

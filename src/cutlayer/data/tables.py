@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlayer.data.files import Form, bad_file, incomplete, read_bytes
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
 from cutlayer.errors import DataError
 
 Row = Mapping[str, Any]
@@ -25,7 +25,7 @@ ALIASES = {
 }
 
 
-class Table(NamedTuple):
+class TableFile(NamedTuple):
     """Rows of one file."""
 
     path: Path
@@ -35,30 +35,30 @@ class Table(NamedTuple):
 class Tables(NamedTuple):
     """The training and the test rows, from one file or from several."""
 
-    train: list[Table]
-    test: list[Table]
+    train: list[TableFile]
+    test: list[TableFile]
 
 
-def forms(name: str) -> tuple[Form[Tables], ...]:
+def forms(name: str) -> tuple[FileForm[Tables], ...]:
     """<name>.parquet with a column `split`, or one file or more for each of the two."""
 
     def whole(folder: Path) -> Tables | None:
         path = folder / f"{name}.parquet"
-        return _divided(Table(path, read(path))) if path.is_file() else None
+        return _divided(TableFile(path, read(path))) if path.is_file() else None
 
     return (
-        Form(f"{name}.parquet", whole),
-        Form("train.jsonl and val.jsonl (or .tsv, .parquet; dev, validation)", _pair),
+        FileForm(f"{name}.parquet", whole),
+        FileForm("train.jsonl and val.jsonl (or .tsv, .parquet; dev, validation)", _pair),
     )
 
 
-def _divided(table: Table) -> Tables:
+def _divided(table: TableFile) -> Tables:
     present = {row.get("split") for row in table.rows}
     held_out = next((name for name in HELD_OUT if name in present), None)
     if held_out is None or "train" not in present:
         raise bad_file(table.path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
     parts = ([r for r in table.rows if (r["split"] == held_out) is is_test] for is_test in (False, True))
-    return Tables(*([Table(table.path, rows)] for rows in parts))
+    return Tables(*([TableFile(table.path, rows)] for rows in parts))
 
 
 def _pair(folder: Path) -> Tables | None:
@@ -68,7 +68,7 @@ def _pair(folder: Path) -> Tables | None:
         return None
     if not found["train"] or held_out is None:
         raise incomplete(folder, "val.jsonl (or dev.tsv)" if found["train"] else "train.jsonl (or .tsv)")
-    return Tables(*([Table(path, read(path)) for path in found[name]] for name in ("train", held_out)))
+    return Tables(*([TableFile(path, read(path)) for path in found[name]] for name in ("train", held_out)))
 
 
 def _files(folder: Path, name: str) -> list[Path]:

@@ -1,1 +1,4 @@
-"""Engines: where a method runs. Each gives the loop engine's numbers, to rounding."""
+"""Engines: where a method runs. Each gives the loop engine's numbers, to rounding.
+
+Imports: core, data, errors, optim, registry, split.
+"""

@@ -1,62 +1,179 @@
-"""Which engine is faster here: measured on the first steps, never guessed."""
+"""Which engine a run computes on: the one that it names, or one chosen by a rule.
 
+The rule depends on the model, the batch, the cohort and the device, and not on the method, so all methods of a
+comparison run alike. It never measures time: engines agree only to rounding, which training enlarges, so the same
+command must choose the same engine. `bench/engine_rule.py` measures how near the rule is to the faster engine.
+"""
+
+import importlib
 import logging
-import math
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from cutlayer.checks import reason
-from cutlayer.engines.base import Engine
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from cutlayer import registry
+from cutlayer.core import tree
+from cutlayer.core.checks import reason
+from cutlayer.core.engine import Engine
+from cutlayer.core.state import Model, Tensors
+from cutlayer.core.values import Block, PerClient, shared
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.recorder import Cuda
+from cutlayer.engines.loop import Loop
+from cutlayer.engines.vmap import Vmap
+from cutlayer.errors import ConfigError
+from cutlayer.split import Split
 
 log = logging.getLogger("cutlayer")
-
-# A step of one client that takes this long is all arithmetic: stacking clients on a CPU has no overhead to save.
-LONG_STEP_SECONDS = 0.1
-TURNS = 2
+MOST_STACKED = 32e6  # FLOPs of a client's forward pass over one batch, up to which stacking clients pays on a CPU
 
 
-class Pick(NamedTuple):
-    """The engine kept, and why."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSetting:
+    """What an engine is chosen and made for."""
 
-    engine: Engine
-    reason: str
+    split: Split
+    like: Arrays  # a few samples: what all of them look like
+    batch: int
+    clients: int  # that take part in a round
+    chunk: int | None = None
 
-
-def fastest(engines: Sequence[Engine], run: Callable[[Engine, int], object], num_clients: int, on_cpu: bool) -> Pick:
-    """Time `run(engine, steps)` on each engine; the first one is the reference that always works."""
-    reference = engines[0]
-    run(reference, 1)
-    first = _seconds(run, reference, 1) / num_clients
-    if on_cpu and first > LONG_STEP_SECONDS:
-        return Pick(reference, f"one client's step takes {first:.2f} s, so there is no overhead to save")
-    able = [engine for engine in engines if engine is reference or _able(run, engine)]
-    times = dict.fromkeys(able, math.inf)
-    for _ in range(TURNS):  # in turns, so that a slow moment of the machine falls on none of them alone
-        for engine in able:
-            times[engine] = min(times[engine], _seconds(run, engine, 2) / 2)
-    best = min(times, key=lambda e: times[e])
-    measured = ", ".join(f"{e.name} {1e3 * t:.1f} ms" for e, t in times.items())
-    return Pick(best, f"a step of {num_clients} clients takes {measured}")
+    @property
+    def device(self) -> torch.device:
+        return self.like.y.device
 
 
-def obstacle(run: Callable[[Engine, int], object], engine: Engine) -> str | None:
-    """Why the engine cannot run this model, or None if it can; the attempt warms it up."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients that are not in this process: the module and the name of the backend that reaches them."""
+
+    module: str
+    name: str
+
+    def __call__(self) -> Any:
+        """The class of the backend."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
+    """The engine to compute on; one that is no name is taken as it is."""
+    if not isinstance(engine, str):
+        return engine
+    make = registry.find("engine", ENGINES, engine)
+    if isinstance(make, Elsewhere):
+        raise ConfigError(f"engine {engine!r} is a way to reach clients; servers compute on loop, vmap or graph")
+    return make(setting)
+
+
+def chosen_for_servers(engine: str | Engine, setting: EngineSetting) -> Engine:
+    """The engine of servers whose clients are elsewhere: auto takes them one by one on a CPU."""
+    return Loop() if engine == "auto" and setting.device.type == "cpu" else chosen(engine, setting)
+
+
+def _auto(setting: EngineSetting) -> Engine:
+    on_gpu = setting.device.type == "cuda"
+    if setting.split.random:
+        return _random("graph cannot record" if on_gpu else "vmap cannot stack")
+    name, why = ("graph", "the data are on a GPU") if on_gpu else rule(setting)
+    log.info("engine auto: %s; %s", name, why)
+    return {"loop": _loop, "vmap": _stacked, "graph": _recorded}[name](setting)
+
+
+def _loop(setting: EngineSetting) -> Engine:
+    return Loop()
+
+
+def _vmap(setting: EngineSetting) -> Engine:
+    if setting.split.random:
+        return _random("vmap cannot stack")
+    why_not = unstackable(setting)
+    if why_not is None:
+        return _stacked(setting)
+    log.warning("engine loop: %s", why_not)
+    return Loop()
+
+
+def _graph(setting: EngineSetting) -> Engine:
+    if setting.split.random:
+        return _random("graph cannot record")
+    if setting.device.type == "cuda":
+        return _recorded(setting)
+    log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
+    return _auto(setting)
+
+
+def _stacked(setting: EngineSetting) -> Engine:
+    return Vmap(setting.chunk)
+
+
+def _recorded(setting: EngineSetting) -> Engine:
+    return Graph(Cuda(setting.device), min(setting.chunk or setting.clients, setting.clients))
+
+
+def _random(why: str) -> Engine:
+    log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
+    return Loop()
+
+
+def rule(setting: EngineSetting) -> tuple[str, str]:
+    """The engine for a CPU, and why.
+
+    Stacking saves the overhead of calling each layer for each client. But convolutions become grouped ones, products
+    become batched ones, and every client's copy of the weights passes through the cache: with large layers that costs
+    more than the overhead saved.
+    """
+    work = setting.batch * forward_flops(setting.split, setting.like)
+    if setting.clients == 1:
+        return "loop", "there is one client"
+    found = f"a client's batch takes {work / 1e6:.1f} MFLOP forwards"
+    if work > MOST_STACKED:
+        return "loop", f"{found}, more than the {MOST_STACKED / 1e6:.0f} up to which stacking clients pays"
+    why_not = unstackable(setting)
+    if why_not is not None:
+        return "loop", why_not
+    return "vmap", f"{found}, and stacking clients pays up to {MOST_STACKED / 1e6:.0f}"
+
+
+def forward_flops(split: Split, like: Arrays) -> float:
+    """Of one sample."""
+    with FlopCounterMode(display=False) as counter:
+        split.predict(Model.joined(*split.initial()), like.x)
+    return float(counter.get_total_flops()) / len(like)
+
+
+def unstackable(setting: EngineSetting) -> str | None:
+    """Why vmap cannot stack this model: what it says to one step of two clients with these samples."""
+    split, like = setting.split, setting.like
+
+    def loss(model: Model, x: Any, y: Tensor) -> tuple[Tensor, Tensors]:
+        out, buffers = split.whole(model, x)
+        return split.loss(out, y), buffers
+
+    model, ids = Model.joined(*split.initial()), (0, 1)
+    stacked = [PerClient("clients", [Block(ids, _twice(t), stacked=True)]) for t in (like.x, like.y)]
     try:
-        run(engine, 1)
+        Vmap().grad(loss, [shared("clients", ids, model), *stacked], ids, cut=None)
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        return reason(error)
+        return f"vmap cannot run this model ({reason(error)})"
     return None
 
 
-def _able(run: Callable[[Engine, int], object], engine: Engine) -> bool:
-    why_not = obstacle(run, engine)
-    if why_not is not None:
-        log.info("engine %s cannot run this model (%s)", engine.name, why_not)
-    return why_not is None
+def _twice(value: tree.Tree) -> tree.Tree:
+    return tree.map(lambda a: torch.stack([a, a]), value)
 
 
-def _seconds(run: Callable[[Engine, int], object], engine: Engine, steps: int) -> float:
-    begin = time.perf_counter()
-    run(engine, steps)
-    return time.perf_counter() - begin
+ENGINES: registry.Table[Callable[[EngineSetting], Engine] | Elsewhere] = registry.table(
+    "ENGINES",
+    {
+        "auto": _auto,
+        "loop": _loop,
+        "vmap": _vmap,
+        "graph": _graph,
+        "ray": Elsewhere("cutlayer.remote.ray.backend", "RayBackend"),
+    },
+)

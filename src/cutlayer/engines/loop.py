@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlayer import calculus, tree
-from cutlayer.batches import Index
-from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import AtOnce, Fn, Ids
-from cutlayer.kinds import Place
-from cutlayer.tree import Tree
-from cutlayer.values import Block, PerClient, aligned
+from cutlayer.core import calculus, tree
+from cutlayer.core.batches import Index, Samples
+from cutlayer.core.engine import Fn, Ids
+from cutlayer.core.kinds import Place
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import Block, PerClient, aligned
+from cutlayer.engines.base import AtOnce
 
 
 class Loop(AtOnce):
@@ -20,7 +20,7 @@ class Loop(AtOnce):
 
     name = "loop"
 
-    def load(self, data: Arrays, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
+    def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
         rows = {j: torch.from_numpy(i) for j, i in index.items()}
         x = {j: tree.map(lambda a, i=i: a[i], data.x) for j, i in rows.items()}
         return _rows("clients", x), _rows("clients", {j: data.y[i] for j, i in rows.items()})

@@ -1,18 +1,20 @@
 """Clients of equal shapes stacked and computed side by side with `torch.func.vmap`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.func import vmap
 
-from cutlayer import calculus, tree
-from cutlayer.batches import Index
-from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import AtOnce, Fn, Ids
-from cutlayer.tree import Tree
-from cutlayer.values import Block, PerClient, aligned, shared
+from cutlayer.core import calculus, tree
+from cutlayer.core.batches import Index, Samples
+from cutlayer.core.checks import reason
+from cutlayer.core.engine import Engine, Fn, Ids
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import Block, PerClient, aligned, shared
+from cutlayer.engines.base import AtOnce
+from cutlayer.errors import ConfigError, CutlayerError
 
 
 class Vmap(AtOnce):
@@ -23,19 +25,20 @@ class Vmap(AtOnce):
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk
 
-    def load(self, data: Arrays, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
+    def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
         x, y = [], []
-        for ids in self._equal_lengths(index):
+        for ids in self._alike({j: len(i) for j, i in index.items()}):
             rows = torch.from_numpy(np.stack([index[j] for j in ids]))
             x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
             y.append(Block(ids, data.y[rows], stacked=True))
         return PerClient("clients", x, index), PerClient("clients", y, index)
 
-    def _equal_lengths(self, index: Mapping[int, Index]) -> list[Ids]:
-        groups: dict[int, list[int]] = {}
-        for j, i in index.items():
-            groups.setdefault(len(i), []).append(j)
-        chunk = self.chunk or max(len(index), 1)
+    def _alike(self, looks: Mapping[int, Hashable]) -> list[Ids]:
+        """Clients that look alike, in groups of at most `chunk`."""
+        groups: dict[Hashable, list[int]] = {}
+        for j, look in looks.items():
+            groups.setdefault(look, []).append(j)
+        chunk = self.chunk or max(len(looks), 1)
         return [tuple(g[k : k + chunk]) for g in groups.values() for k in range(0, len(g), chunk)]
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
@@ -44,6 +47,17 @@ class Vmap(AtOnce):
 
     def seeds(self, keys: Mapping[int, int]) -> PerClient:
         return PerClient("anywhere", [Block(tuple(keys), torch.tensor(list(keys.values())), stacked=True)])
+
+    def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
+        """Values of equal shapes stacked."""
+        looks = {j: (tree.signature(value), _numbers(value)) for j, value in rows.items()}
+        return [_stacked(ids, [rows[j] for j in ids]) for ids in self._alike(looks)]
+
+    def recover(self, error: BaseException, attempt: int) -> Engine:
+        if isinstance(error, CutlayerError) or not isinstance(error, RuntimeError | NotImplementedError | ValueError):
+            raise error
+        why = f"engine vmap cannot stack what this method computes ({reason(error)})"
+        raise ConfigError(f"{why}; use engine = 'loop'") from error
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         return [self._call(fn, group, blocks) for group, blocks in aligned(values, ids)]
@@ -84,6 +98,17 @@ class Vmap(AtOnce):
         if not block.stacked:
             return block._replace(tree=pull(gradient.at(ids[0])))
         return Block(ids, pull(_together(gradient, ids)), stacked=True).take(block.ids)
+
+
+def _numbers(value: Tree) -> Hashable:
+    """Plain numbers are the same for all clients of a stack."""
+    return tuple(a for a in tree.leaves(value) if not isinstance(a, torch.Tensor))
+
+
+def _stacked(ids: Ids, values: list[Tree]) -> Block:
+    if len(ids) == 1 or not tree.tensors(values[0]):
+        return Block(ids, values[0], stacked=False)
+    return Block(ids, tree.map(lambda *tensors: torch.stack(tensors), *values), stacked=True)
 
 
 def _together(value: PerClient, ids: Ids) -> torch.Tensor:

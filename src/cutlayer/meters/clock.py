@@ -10,90 +10,27 @@ what it says, and nothing here knows which method it is.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cutlayer import tree
-from cutlayer.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, SYNC, Kind, Place
-from cutlayer.meters.base import Direction
+from cutlayer.core import tree
+from cutlayer.core.engine import Fn, Ids
+from cutlayer.core.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, SYNC, Kind, Place
+from cutlayer.core.meter import Direction, How, Ready
+from cutlayer.core.values import Block, PerClient, aligned
 from cutlayer.meters.ledger import Ledger
 from cutlayer.planning.devices import PASSES, Devices
-from cutlayer.values import Block, PerClient, aligned
 
 log = logging.getLogger("cutlayer")
 
-How = Literal["call", "vjp", "grad"]
-Fn = Callable[..., Any]
-Ids = tuple[int, ...]
-Ready = Mapping[int, float]
-
 BACKWARD = PASSES - 1  # a backward pass counts as two forward passes, as in the papers
 FREE = (LABELS, SETTINGS, SETUP, STATISTICS)  # so small that the papers leave them out
-
-
-class Timer(Protocol):
-    """Tells when values will be there. Times are given by client; a client that is not named is there already."""
-
-    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
-        """The clients have run fn on these values."""
-
-    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
-        """The clients have run these pullbacks."""
-
-    def served(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
-        """The training server has run fn on rows, side by side."""
-
-    def served_pull(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
-        """The training server has run the pullbacks of rows."""
-
-    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
-        """A server has run fn, or a pullback, on single values that are there at these times."""
-
-    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
-        """A value of each client has gone up or down."""
-
-    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
-        """Rows have gone from this server to the other."""
-
-    def last(self, rows: PerClient) -> float:
-        """All rows are there."""
-
-    def wait(self, ids: Ids) -> None:
-        """These clients wait for each other."""
-
-
-class NoClock:
-    """Time stands still: what a run without devices has."""
-
-    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
-        return {}
-
-    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
-        return {}
-
-    served = worked
-    served_pull = pulled
-
-    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
-        return 0.0
-
-    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
-        return {}
-
-    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
-        return {}
-
-    def last(self, rows: PerClient) -> float:
-        return 0.0
-
-    def wait(self, ids: Ids) -> None:
-        pass
 
 
 class Spent(NamedTuple):
@@ -113,16 +50,13 @@ class Clock:
         self.client_flops = 0.0  # done by all clients so far
         self.spent = Spent()  # in the last round
         self._free = FREE if devices.model_sync else (*FREE, MODEL, SYNC)
-        self._begin_round()
+        self.begin()
         self._known: dict[Any, float] = {}  # FLOPs of a function on values of these shapes
         self._owed: WeakKeyDictionary[Fn, float] = WeakKeyDictionary()  # FLOPs of a row's pullback
         self._sizes = Ledger()
 
     def begin(self) -> None:
         """A round begins for everyone."""
-        self._begin_round()
-
-    def _begin_round(self) -> None:
         self._latest = self._started = self.now
         self._ended: float | None = None  # when the last model left, if any did
         self._busy: dict[int, float] = {}  # until when each device computes
@@ -267,19 +201,10 @@ class Clock:
 
     def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
         """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
-        known = (identity(fn), tuple(_look(b.tree, b.stacked) for b in blocks))
+        known = (identity(fn), tuple(tree.signature(b.tree, stacked=b.stacked) for b in blocks))
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
         return self._known[known]
-
-
-def _look(value: tree.Tree, stacked: bool) -> Any:
-    """What values of the same shapes have in common, in each row of a stack."""
-    if isinstance(value, tree.Pending):
-        return value.look
-    if type(value) is tuple:
-        return tuple(_look(v, stacked) for v in value)
-    return tuple(a.shape[stacked:] for a in tree.tensors(value))
 
 
 def identity(fn: Fn) -> Any:

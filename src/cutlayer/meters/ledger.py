@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cutlayer import tree
-from cutlayer.kinds import Kind, Place
-from cutlayer.meters.base import Direction
-from cutlayer.state import Model
-from cutlayer.tree import Tree
-from cutlayer.values import PerClient
+from cutlayer.core import tree
+from cutlayer.core.kinds import Kind, Place
+from cutlayer.core.meter import Direction
+from cutlayer.core.state import Model
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import PerClient
 
 
 class Ledger:
@@ -45,16 +45,16 @@ class Ledger:
         """All counts, for a checkpoint."""
         return {
             "totals": dict(self.totals),
-            "per_client": {str(j): dict(c) for j, c in self.per_client.items()},
-            "trips": {str(j): n for j, n in self.trips.items()},
+            "per_client": {j: dict(c) for j, c in self.per_client.items()},
+            "trips": dict(self.trips),
             "samples": self.samples,
         }
 
     def restore(self, content: dict[str, Any]) -> None:
         """Go on from these counts."""
         self.totals = Counter(content["totals"])
-        self.per_client = {int(j): Counter(c) for j, c in content["per_client"].items()}
-        self.trips = Counter({int(j): n for j, n in content["trips"].items()})
+        self.per_client = {j: Counter(c) for j, c in content["per_client"].items()}
+        self.trips = Counter(content["trips"])
         self.samples = content["samples"]
 
     def sizes(self, value: PerClient) -> dict[int, int]:

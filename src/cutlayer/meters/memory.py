@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
-from cutlayer.checks import check
+from cutlayer.core.checks import check
+from cutlayer.core.torch_private import ALLOCATION
 
 Change = tuple[int, int]  # an address, and the bytes that were taken there (above 0) or given back (below)
 
@@ -60,7 +60,7 @@ def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
     """What torch's CPU allocator did meanwhile, in order."""
     with _quiet_profiler(), profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
         work()
-    events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == _EventType.Allocation]
+    events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == ALLOCATION]
     events = [e for e in events if e.extra_fields.device.type == "cpu"]
     events.sort(key=lambda e: e.start_time_ns)
     return [(e.extra_fields.ptr, e.extra_fields.alloc_size) for e in events]

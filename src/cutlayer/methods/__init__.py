@@ -1,10 +1,13 @@
-"""The methods, each a short file that reads like its paper."""
+"""The methods, each a short file that reads like its paper.
+
+Imports: core, errors, optim, pieces, planning, registry, split.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from cutlayer import registry
-from cutlayer.methods.base import Method, global_model
+from cutlayer.core.method import Method, global_model
 from cutlayer.methods.fedavg import FedAvg, fedavg
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
 from cutlayer.methods.hasfl import Hasfl, hasfl
@@ -19,7 +22,7 @@ from cutlayer.methods.splitfed import SplitFed, sfl_v1
 from cutlayer.methods.splitfed_v2 import SplitFedV2, sfl_v2
 from cutlayer.methods.splitlora import splitlora
 from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
 
 __all__ = [
@@ -57,25 +60,28 @@ __all__ = [
     "zo_sfl",
 ]
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "fednar": fednar,
-    "fedavgm": fedavgm,
-    "slowmo": slowmo,
-    "fednag": fednag,
-    "sl": sl,
-    "sfl_v1": sfl_v1,
-    "sfl_v2": sfl_v2,
-    "mergesfl": mergesfl,
-    "smofi": smofi,
-    "hasfl": hasfl,
-    "fsl_sage": fsl_sage,
-    "zo_sfl": zo_sfl,
-    "mu_splitfed": mu_splitfed,
-    "hosfl": hosfl,
-    "splitlora": splitlora,
-}
+METHODS: registry.Table[Callable[..., Method]] = registry.table(
+    "METHODS",
+    {
+        "fedavg": fedavg,
+        "fedprox": fedprox,
+        "fednar": fednar,
+        "fedavgm": fedavgm,
+        "slowmo": slowmo,
+        "fednag": fednag,
+        "sl": sl,
+        "sfl_v1": sfl_v1,
+        "sfl_v2": sfl_v2,
+        "mergesfl": mergesfl,
+        "smofi": smofi,
+        "hasfl": hasfl,
+        "fsl_sage": fsl_sage,
+        "zo_sfl": zo_sfl,
+        "mu_splitfed": mu_splitfed,
+        "hosfl": hosfl,
+        "splitlora": splitlora,
+    },
+)
 
 
 def build(name: str, model: Split, client_opt: Transform, server_opt: Transform, **options: Any) -> Method:

@@ -1,25 +1,38 @@
 """FedAvg (McMahan et al. 2017): local training of the whole model, then the weighted mean. docs/methods/fedavg.md"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from cutlayer.kinds import MODEL, SETTINGS, STATISTICS
-from cutlayer.methods.base import final
-from cutlayer.optim import Transform
+from cutlayer.core.kinds import MODEL, SETTINGS, STATISTICS
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.program import at_client
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Model, Part, Progress, State, Tensors
+from cutlayer.core.tree import storable
+from cutlayer.core.values import Held
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.carry import Carry, Reset
 from cutlayer.pieces.outer import Outer, Replace
-from cutlayer.pieces.report import report
+from cutlayer.pieces.report import Report, report
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.places import Clients
-from cutlayer.program import at_client
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Model, Part, State, Tensors
 
 
-@final
+@storable
+class FedAvgMemory(NamedTuple):
+    """What FedAvg remembers between rounds."""
+
+    outer: Held[Tensors]
+    carry: Any
+
+
+FedAvgState = State[FedAvgMemory]
+
+
+@method
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
     """The cut plays no part: clients hold all layers, and a round is one round trip."""
@@ -33,30 +46,30 @@ class FedAvg:
     def __post_init__(self) -> None:
         check_agg(self.agg)
 
-    def start(self, server: Server, fed: Fed) -> State:
+    def start(self, server: Server, fed: Fed) -> FedAvgState:
         client, upper = self.model.initial()
         whole = client.joined(upper)
-        memory = {"client": fed.hold(self.outer.start(whole)), "carry": self.carry.start(self.opt, whole, fed)}
+        memory = FedAvgMemory(fed.hold(self.outer.start(whole)), self.carry.start(self.opt, whole, fed))
         return State(0, fed.hold(whole), server.hold(Model({}, {}, {})), memory)
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+    def round(self, state: FedAvgState, clients: Clients, server: Server, fed: Fed) -> FedAvgState:
         c = clients.do(self.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
-        c = self.carry.enter(clients, c, state.memory["carry"])
+        c = self.carry.enter(clients, c, state.memory.carry)
         steps = dict.fromkeys(clients.ids, 0)
         for step in clients.steps():
             g = step.active.grad(self.loss, c, step.x, step.y, step.key)
             c[step.active] = step.active.do(self.update, c, g)
             steps |= dict.fromkeys(step.active.ids, step.number + 1)
-        told = STATISTICS(clients.do(self.report, c.progress))
-        models, reports, *moments = clients.up(MODEL(c.model), told, *self.carry.leave(clients, c))
+        progress = STATISTICS(clients.do(self.report, c.progress))
+        models, reports, *moments = clients.up(MODEL(c.model), progress, *self.carry.leave(clients, c))
         w, lr = weights(clients, self.agg), self.opt.lr(state.round)
         mean = fed.mean(models, w)
-        memory, client = fed.do(self.outer, state.memory["client"], state.client, mean, lr)
-        carried = self.carry.keep(fed, state.memory["carry"], moments, w, max(steps[j] for j in models.ids))
+        after = fed.do(self.outer, state.memory.outer, state.client, mean, lr)
+        carried = self.carry.keep(fed, state.memory.carry, moments, w, max(steps[j] for j in models.ids))
         return state._replace(
             round=state.round + 1,
-            client=client,
-            memory={"client": memory, "carry": carried},
+            client=after.model,
+            memory=FedAvgMemory(after.memory, carried),
             report=fed.sum(reports),
         )
 
@@ -76,7 +89,7 @@ class FedAvg:
         return self.opt.step(part, grads)
 
     @at_client(gives=STATISTICS)
-    def report(self, progress: Any) -> Any:
+    def report(self, progress: Progress) -> Report:
         return report(progress)
 
 

@@ -6,34 +6,34 @@ from typing import Any
 
 from torch import nn
 
-from cutlayer import keys
-from cutlayer.checks import check
+from cutlayer.core import keys
+from cutlayer.core.checks import check
+from cutlayer.core.kinds import ACTIVATIONS, AUXILIARY, LABELS, MODEL, SETTINGS
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients, Step
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Part, Progress, State
+from cutlayer.core.values import Held, PerClient, united
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import ACTIVATIONS, AUXILIARY, LABELS, MODEL, SETTINGS
-from cutlayer.methods.base import final, refuse_u_shape, with_one_server
-from cutlayer.optim import Transform, adam
+from cutlayer.optim.optimiser import Transform, adam
 from cutlayer.pieces.alignment import Alignment, appended
 from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given, Net
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Arrived
-from cutlayer.pieces.fields import model_of, progress_of
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.start import refuse_u_shape, with_one_server
 from cutlayer.pieces.turns import in_turns
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.places import Clients, Step
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Part, Progress, State
-from cutlayer.values import Held, PerClient, united
 
-Memory = dict[str, dict[str, Any]]
+Memory = dict[str, dict[int, Any]]
 
 KEPT = "auxiliary"  # what clients keep; its version is the round in which it was sent
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class FslSage:
     """Each client trains under an auxiliary model, which the server aligns with its own gradient at the cut."""
@@ -72,7 +72,7 @@ class FslSage:
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.server_opt.resume, state.server, state.round)
-        progress = dict.fromkeys(clients.ids, server.do(progress_of, s))
+        progress = dict.fromkeys(clients.ids, s.progress)
         memory = {name: dict(by_client) for name, by_client in state.memory.items()}
         for step in clients.steps():
             z, pull = step.active.vjp(self.client.forward, c, step.x, step.key)
@@ -102,32 +102,31 @@ class FslSage:
     def remember(self, step: Step, server: Server, memory: Memory, arrived: Arrived) -> None:
         """Put what came up into each client's buffer; one that is new here gets an auxiliary model."""
         for j in step.active.ids:
-            z, y, name = server.pick(arrived.z, j), server.pick(arrived.y, j), str(j)
-            before = [memory["buffer"][name]] if name in memory["buffer"] else []
-            memory["buffer"][name] = server.do(partial(appended, self.buffer), z, y, *before)
-            if name not in memory["auxiliary"]:
+            z, y = server.pick(arrived.z, j), server.pick(arrived.y, j)
+            before = [memory["buffer"][j]] if j in memory["buffer"] else []
+            memory["buffer"][j] = server.do(partial(appended, self.buffer), z, y, *before)
+            if j not in memory["auxiliary"]:
                 model = server.do(self.net.start, z, keys.fold(step.active.key, "auxiliary", j))
-                memory["auxiliary"][name] = server.do(self.align_opt.begin, model, 0)
+                memory["auxiliary"][j] = server.do(self.align_opt.begin, model, 0)
 
     def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
         """Bring each client's auxiliary model closer to the server's gradient at the cut, over the client's buffer."""
         for j in clients.ids:
-            name, key = str(j), keys.fold(clients.key, "align", j)
-            buffer = memory["buffer"][name]
+            key, buffer = keys.fold(clients.key, "align", j), memory["buffer"][j]
             target = server.do(self.alignment.target, s, buffer, key)
-            a = server.do(self.align_opt.resume, memory["auxiliary"][name], round)
+            a = server.do(self.align_opt.resume, memory["auxiliary"][j], round)
             for _ in range(self.align_epochs):
                 a = server.do(self.alignment.step, a, buffer, target, key)
-            memory["auxiliary"][name] = a
-            memory["sent"].pop(name, None)
+            memory["auxiliary"][j] = a
+            memory["sent"].pop(j, None)
 
     def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
         """Each client's auxiliary model, sent to those that do not hold it as it is now."""
         held, sent = clients.memory.versions(KEPT), memory["sent"]
-        holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(str(j))))
+        holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(j)))
         others = clients.only(tuple(j for j in clients.ids if j not in holding.ids))
-        rows = server.rows({j: server.do(model_of, memory["auxiliary"][str(j)]) for j in others.ids})
-        sent.update({str(j): round for j in others.ids})
+        rows = server.rows({j: memory["auxiliary"][j].model for j in others.ids})
+        sent.update(dict.fromkeys(others.ids, round))
         new = others.memory.keep(KEPT, others.down(AUXILIARY, rows), round)
         return united(new, holding.memory.recall(KEPT))
 

@@ -1,40 +1,53 @@
 """HASFL (Lin et al. 2025, Algorithm 1): every device has its own cut and batch size. docs/methods/hasfl.md"""
 
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from cutlayer.checks import check_count
+from cutlayer.core.checks import check_count
+from cutlayer.core.kinds import MODEL, SETTINGS, SYNC
+from cutlayer.core.method import Needs, check_left, method, too_few
+from cutlayer.core.places import Clients, Step
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Model, Part, State, Tensors
+from cutlayer.core.tree import storable
+from cutlayer.core.values import Held, PerClient
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import MODEL, SETTINGS, SYNC
-from cutlayer.methods.base import check_left, final, too_few
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.estimation import Parts, Watch
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
-from cutlayer.pieces.fields import model_of
-from cutlayer.pieces.heard import all_finite, heard, loss_of_finite, mean_of
+from cutlayer.pieces.finite_mean import all_finite, heard, loss_of_finite, mean_of
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.observe import Estimates, Observer, renewed
 from cutlayer.pieces.recut import of_model, recut, regrown
 from cutlayer.pieces.report import report
-from cutlayer.places import Clients, Step
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import Mode
 from cutlayer.planning.policy import Policy, RoundPlan
 from cutlayer.planning.problem import LEAST_GAP, Bound, Costs
 from cutlayer.planning.profile import Profile
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Model, Part, State, Tensors
-from cutlayer.values import Held, PerClient
 
+Triple = tuple[PerClient[Grads], PerClient[Grads], PerClient[Grads]]
 PROBE_BATCH = 32  # samples of each client for the first estimates
 
 
-@final
+@storable
+class HasflMemory(NamedTuple):
+    """What HASFL remembers between rounds."""
+
+    deepest: int  # of all cuts
+    estimates: Held[Estimates] | None = None
+    plan: RoundPlan | None = None
+
+
+HasflState = State[HasflMemory]
+
+
+@method
 @dataclass(frozen=True, kw_only=True)
 class Hasfl:
     """Layers above the deepest cut are one for all and move at every step; the rest is averaged every `interval`."""
@@ -65,26 +78,21 @@ class Hasfl:
         return 1 if self.policy.steady and not self.policy.estimates else 2
 
     @property
-    def smallest_batch(self) -> int:
-        """Of any client in any round; the run's own size is known elsewhere."""
-        return self.policy.smallest_batch or PROBE_BATCH
+    def needs(self) -> Needs:
+        return Needs(
+            fewest_clients=self.fewest,
+            num_clients=self.policy.num_clients,
+            counts_steps=True,
+            smallest_batch=self.policy.smallest_batch or PROBE_BATCH,
+        )
 
-    @property
-    def num_clients(self) -> int | None:
-        """How many the lists of batches and cuts are for."""
-        return self.policy.num_clients
-
-    @property
-    def counts_steps(self) -> bool:
-        """A round has as many mini-batches as the method says, whatever the batching."""
-        return True
-
-    def start(self, server: Server, fed: Fed) -> State:
+    def start(self, server: Server, fed: Fed) -> HasflState:
         lower, upper = self.model.initial()
-        return State(0, fed.hold(lower), server.hold(self.server_opt.begin(upper, 0)), {"deepest": self.model.cut})
+        part = self.server_opt.begin(upper, 0)
+        return State(0, fed.hold(lower), server.hold(part), HasflMemory(self.model.cut))
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
-        estimates = state.memory.get("estimates")
+    def round(self, state: HasflState, clients: Clients, server: Server, fed: Fed) -> HasflState:
+        estimates = state.memory.estimates
         if self.observer is not None and estimates is None:
             estimates = self.first_estimates(state, clients, server, fed)
         plan = self.plan(state, clients, server, estimates)
@@ -104,13 +112,20 @@ class Hasfl:
             round=state.round + 1,
             client=mean,
             server=parts.common,
-            memory={"deepest": parts.deepest, "estimates": estimates, "plan": plan.written(asked)},
+            memory=HasflMemory(parts.deepest, estimates, plan._replace(asked=asked)),
             report=server.sum(server.each(report, parts.between.progress)),
         )
 
     def train(
-        self, state: State, plan: RoundPlan, clients: Clients, server: Server, fed: Fed, steps: int, looks: bool
-    ) -> tuple[Parts, Held | None]:
+        self,
+        state: HasflState,
+        plan: RoundPlan,
+        clients: Clients,
+        server: Server,
+        fed: Fed,
+        steps: int,
+        looks: bool,
+    ) -> tuple[Parts, Held[Estimates] | None]:
         """So many mini-batches of everyone, and what both ends of them tell of the loss, if anyone looks."""
         parts = self.hand_out(state, plan, clients, server, fed)
         watch = self.watch(clients, plan, server, fed) if looks else None
@@ -127,10 +142,10 @@ class Hasfl:
         new = watch.estimate(begin, end) if watch and begin and end else None
         return parts._replace(device=device, between=between), new
 
-    def hand_out(self, state: State, plan: RoundPlan, clients: Clients, server: Server, fed: Fed) -> Parts:
+    def hand_out(self, state: HasflState, plan: RoundPlan, clients: Clients, server: Server, fed: Fed) -> Parts:
         """Each device gets the layers up to its cut; the server, for each device, those from there to the deepest."""
         cuts = {j: plan.cuts[j] for j in clients.ids}
-        deepest = state.memory["deepest"]
+        deepest = state.memory.deepest
         names = {k: self.model.at(k).sides[0] for k in {*cuts.values(), deepest}}
         below = {k: fed.do(partial(of_model, names[k]), state.client) for k in names}
         between = {k: fed.do(partial(of_model, names[deepest] - names[k]), state.client) for k in names}
@@ -147,7 +162,7 @@ class Hasfl:
         common = server.do(self.server_opt.resume, state.server, state.round)
         return Parts(device, kept, common, clients.down(SETTINGS, cut_there), cut_there, deepest)
 
-    def gradients(self, server: Server, parts: Parts, step: Step) -> tuple[PerClient, PerClient, PerClient]:
+    def gradients(self, server: Server, parts: Parts, step: Step) -> Triple:
         """Of each device's batch mean: for its own layers, for those at the server, and for the common ones."""
         crossing = self.exchange(self.client, step, server, parts.device, parts.cut)
         lift = partial(self.through_between, parts.deepest)
@@ -163,27 +178,33 @@ class Hasfl:
         """From a device's cut to the deepest one."""
         return self.model.at(cut, deepest).upper(part, z, key)
 
-    def recut(self, state: State, deepest: int, server: Server, fed: Fed) -> State:
+    def recut(self, state: HasflState, deepest: int, server: Server, fed: Fed) -> HasflState:
         """The layers between the old and the new deepest cut change servers, as aggregates."""
-        before = state.memory["deepest"]
+        before = state.memory.deepest
         if deepest == before:
             return state
-        old, new, common = self.model.at(before), self.model.at(deepest), server.do(model_of, state.server)
+        old, new, common = self.model.at(before), self.model.at(deepest), state.server.model
         lower, upper = recut(state.client, common, old, new, server, fed, of_model)
         part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
-        return state._replace(client=lower, server=part, memory={**state.memory, "deepest": deepest})
+        return state._replace(client=lower, server=part, memory=state.memory._replace(deepest=deepest))
 
     # -- who computes what --------------------------------------------------------------------------------------
 
-    def plan(self, state: State, clients: Clients, server: Server, estimates: Held | None) -> RoundPlan:
+    def plan(self, state: HasflState, clients: Clients, server: Server, estimates: Held[Estimates] | None) -> RoundPlan:
         """This round's cuts and batch sizes: the last round's, or what the policy makes of what is known by now."""
-        last = RoundPlan.read(state.memory.get("plan"))
-        if last is not None and state.round % self.replan_every and state.memory["plan"]["asked"] == clients.ids:
+        last = state.memory.plan
+        if last is not None and state.round % self.replan_every and last.asked == clients.ids:
             return last
         known = None if estimates is None else self.bound(server.look(estimates), state.round)
-        samples = tuple((j, int(n)) for j, n in clients.weights.items())
-        plan = _planned if last is not None else _first_planned
-        return plan(self.policy, clients.ids, clients.batch, self.model.cut, samples, clients.key, known, last)
+        return self.policy(
+            clients.ids,
+            batch=clients.batch,
+            cut=self.model.cut,
+            samples={j: int(n) for j, n in clients.weights.items()},
+            key=clients.key,
+            bound=known,
+            previous=last,
+        )
 
     def bound(self, estimates: Estimates, round: int) -> Bound:
         beta, noise, slope, gap = (a.double().cpu().numpy() for a in estimates)
@@ -191,7 +212,7 @@ class Hasfl:
         left = max(float(gap), LEAST_GAP)
         return Bound(beta=float(beta), lr=lr, noise=noise, slope=slope, gap=left, target=self.target)
 
-    def first_estimates(self, state: State, clients: Clients, server: Server, fed: Fed) -> Held:
+    def first_estimates(self, state: HasflState, clients: Clients, server: Server, fed: Fed) -> Held[Estimates]:
         """From one step at the model's own cut that nobody keeps."""
         samples = {j: int(n) for j, n in clients.weights.items()}
         plan = self.policy.probe(clients.ids, batch=PROBE_BATCH, cut=self.model.cut, samples=samples)
@@ -220,31 +241,16 @@ class Hasfl:
         """Of a batch in two halves, each of which has statistics where they are normalised."""
         return 4 if self.model.normalises else 2
 
-    def told(self, state: State) -> dict[str, Any]:
-        """What a run's metrics tell of the last round."""
-        plan = state.memory["plan"]
-        found: dict[str, Any] = {"plan": {name: plan[name] for name in ("batches", "cuts", "notes")}}
-        if state.memory["estimates"] is not None:
-            bound = self.bound(state.memory["estimates"].tree, state.round - 1)
+    def metrics(self, state: HasflState) -> dict[str, Any]:
+        plan = state.memory.plan
+        assert plan is not None  # a round has been played
+        batches, cuts = ({str(j): value for j, value in values.items()} for values in (plan.batches, plan.cuts))
+        found: dict[str, Any] = {"plan": {"batches": batches, "cuts": cuts, "notes": plan.notes}}
+        if state.memory.estimates is not None:
+            bound = self.bound(state.memory.estimates.tree, state.round - 1)
             arrays = {"noise": bound.noise.tolist(), "slope": bound.slope.tolist()}
             found["bound"] = {"beta": bound.beta, "lr": bound.lr, **arrays, "gap": bound.gap}
         return found
-
-
-def _planned(
-    policy: Policy,
-    ids: tuple[int, ...],
-    batch: int,
-    cut: int,
-    samples: tuple[tuple[int, int], ...],
-    key: int,
-    bound: Bound | None,
-    last: RoundPlan | None,
-) -> RoundPlan:
-    return policy(ids, batch=batch, cut=cut, samples=dict(samples), key=key, bound=bound, previous=last)
-
-
-_first_planned = lru_cache(maxsize=2)(_planned)  # the first round may be tried on several engines, and is planned once
 
 
 def hasfl(

@@ -2,35 +2,52 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from cutlayer import directions, keys
-from cutlayer.checks import check, check_count, check_positive
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, LABELS, SETTINGS, SETUP, SLOPES
-from cutlayer.methods.base import final, refuse_live_norms, refuse_u_shape
-from cutlayer.optim import Transform
+from cutlayer.core import directions, keys
+from cutlayer.core.checks import check, check_count, check_positive
+from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, LABELS, SETTINGS, SETUP, SLOPES
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Part, State
+from cutlayer.core.tree import storable
+from cutlayer.core.values import Held, PerClient
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.exchange import Arrived, through_server
-from cutlayer.pieces.fields import model_of, moments_of
-from cutlayer.pieces.heard import all_finite, heard, mean_of, or_zero
+from cutlayer.pieces.finite_mean import all_finite, heard, mean_of, or_zero
 from cutlayer.pieces.hybrid import History, HybridClient, refuse_draws
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report_of
+from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.values import Held, PerClient
 
 Versions = dict[int, int]
 
 PART = "part"  # what clients keep; its version is the number of rounds that are in it
 
 
-@final
+@storable
+class HybridMemory(NamedTuple):
+    """What HO-SFL remembers between rounds: the log, and how far each client that was ever here has come."""
+
+    log: Held[History]
+    oldest: int  # the first round in it
+    seen: Versions  # by client: rounds that it had when it was here last
+    behind: Versions  # by client: what one that was lost came with
+
+
+HybridState = State[HybridMemory]
+
+
+@method
 @dataclass(frozen=True, kw_only=True)
 class HybridOrder:
-    """A round is one step. Clients send activations and a few slopes, never a model; who was away replays a log."""
+    """HO-SFL: the server back-propagates, clients only run forward and exchange slopes instead of models.
+
+    A round is one step; who was away replays a log.
+    """
 
     model: Split
     client_opt: Transform
@@ -68,17 +85,16 @@ class HybridOrder:
         object.__setattr__(self, "client", client)
 
     @property
-    def counts_steps(self) -> bool:
-        """A round is one mini-batch, whatever the batching."""
-        return True
+    def needs(self) -> Needs:
+        return Needs(counts_steps=True, full_precision=True)  # a round is one mini-batch, whatever the batching
 
-    def start(self, server: Server, fed: Fed) -> State:
+    def start(self, server: Server, fed: Fed) -> HybridState:
         lower, upper = self.model.initial()
         client, one = fed.hold(self.client_opt.begin(lower, 0)), server.hold(self.server_opt.begin(upper, 0))
         log = fed.hold(History.empty(self.perturbations))
-        return State(0, client, one, {"log": log, "oldest": 0, "seen": {}, "behind": {}})
+        return State(0, client, one, HybridMemory(log, 0, {}, {}))
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+    def round(self, state: HybridState, clients: Clients, server: Server, fed: Fed) -> HybridState:
         drawn = fed.hold(directions.seeds(keys.fold(clients.key, "directions"), self.perturbations))
         seeds, w = clients.down(SLOPES, drawn), weights(clients, self.agg)
         kept = self.usable(state, clients)
@@ -111,51 +127,49 @@ class HybridOrder:
             report=server.sum(server.each(report_of, gs.loss, counts)),
         )
 
-    def usable(self, state: State, clients: Clients) -> Versions:
+    def usable(self, state: HybridState, clients: Clients) -> Versions:
         """What clients hold that the log can bring up to date.
 
         A version that was never handed out here is of rounds that a restored server has forgotten.
         """
-        oldest, seen, kept = state.memory["oldest"], state.memory["seen"], clients.memory.versions(PART)
-        return {j: version for j, version in kept.items() if oldest <= version <= seen.get(str(j), -1)}
+        memory, kept = state.memory, clients.memory.versions(PART)
+        return {j: version for j, version in kept.items() if memory.oldest <= version <= memory.seen.get(j, -1)}
 
-    def synchronised(self, state: State, clients: Clients, kept: Versions, fed: Fed) -> PerClient:
+    def synchronised(self, state: HybridState, clients: Clients, kept: Versions, fed: Fed) -> PerClient[Part]:
         """Algorithm 3: each client's part as of this round, from what it kept and the rounds that it missed.
 
         Who kept nothing, or something that the log does not reach, downloads the model with its moments.
         """
-        oldest, able = state.memory["oldest"], clients.only(tuple(kept))
+        oldest, able = state.memory.oldest, clients.only(tuple(kept))
         others = clients.only(tuple(j for j in clients.ids if j not in able.ids))
         for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
             behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
-            missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory["log"]))
+            missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory.log))
             # Kept at once: from here on they are where those are who missed less.
             behind.memory.keep(PART, behind.do(self.client.catch_up, behind.memory.recall(PART), missed), version + 1)
-        whole = [others.down(SETUP, fed.do(part, state.client)) for part in (model_of, moments_of)]
+        whole = [others.down(SETUP, value) for value in (state.client.model, state.client.moments)]
         downloaded = others.do(self.client.adopt, *whole, others.down(SETTINGS, state.round))
         others.memory.keep(PART, downloaded, state.round)
         return clients.memory.recall(PART)
 
     def logged(
-        self, state: State, clients: Clients, kept: Versions, fed: Fed, seeds: Held, slopes: Held
-    ) -> dict[str, Any]:
+        self, state: HybridState, clients: Clients, kept: Versions, fed: Fed, seeds: Held, slopes: Held
+    ) -> HybridMemory:
         """The log with this round, from the oldest round on that a client which was ever here may still miss.
 
         One that was lost in this round holds something between what it came with and what it was told to make of that.
         """
-        now, here, before = state.round + 1, clients.ids, state.memory.get("behind", {})
+        now, here, before = state.round + 1, clients.ids, state.memory
         lost = {j: version for j, version in kept.items() if j not in here}
-        seen = {**state.memory["seen"], **{str(j): state.round for j in lost}, **{str(j): now for j in here}}
-        behind = {j: version for j, version in before.items() if int(j) not in here}
-        behind |= {str(j): version for j, version in lost.items()}
+        seen = {**before.seen, **dict.fromkeys(lost, state.round), **dict.fromkeys(here, now)}
+        behind = {j: version for j, version in before.behind.items() if j not in here} | lost
         oldest = max(min({**seen, **behind}.values()), now - self.max_history)
-        log = fed.do(History.plus, state.memory["log"], seeds, slopes)
-        log = fed.do(partial(_since, oldest - state.memory["oldest"]), log)
-        return {"log": log, "oldest": oldest, "seen": seen, "behind": behind}
+        log = fed.do(History.plus, before.log, seeds, slopes)
+        log = fed.do(partial(_since, oldest - before.oldest), log)
+        return HybridMemory(log, oldest, seen, behind)
 
-    def told(self, state: State) -> dict[str, Any]:
-        """What a run's metrics tell of the last round."""
-        return {"extra_cut_tensors": self.extra_cut_tensors, "history_rounds": state.round - state.memory["oldest"]}
+    def metrics(self, state: HybridState) -> dict[str, Any]:
+        return {"extra_cut_tensors": self.extra_cut_tensors, "history_rounds": state.round - state.memory.oldest}
 
     @property
     def extra_cut_tensors(self) -> int:
@@ -172,27 +186,4 @@ def _since(row: int, log: History) -> History:
     return log.since(row)
 
 
-def hosfl(
-    *,
-    model: Split,
-    client_opt: Transform,
-    server_opt: Transform,
-    perturbations: int = 5,
-    smoothing: float = 1e-3,
-    overlap: int = 0,
-    side_by_side: int = 1,
-    max_history: int = 10_000,
-    agg: Agg = "uniform",
-) -> HybridOrder:
-    """HO-SFL: the server back-propagates, clients only run forward and exchange slopes instead of models."""
-    return HybridOrder(
-        model=model,
-        client_opt=client_opt,
-        server_opt=server_opt,
-        perturbations=perturbations,
-        smoothing=smoothing,
-        overlap=overlap,
-        side_by_side=side_by_side,
-        max_history=max_history,
-        agg=agg,
-    )
+hosfl = HybridOrder

@@ -3,28 +3,28 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cutlayer import keys
+from cutlayer.core import keys
+from cutlayer.core.kinds import MODEL, SETTINGS
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients, Step
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.core.values import Held, PerClient
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final, with_one_server
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
-from cutlayer.pieces.fields import progress_of
-from cutlayer.pieces.merge import cut_of, finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
+from cutlayer.pieces.merge import finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
-from cutlayer.places import Clients, Step
-from cutlayer.servers import Fed, Server
+from cutlayer.pieces.start import with_one_server
 from cutlayer.split import Split
-from cutlayer.state import State
-from cutlayer.values import Held, PerClient
 
 Agg = Literal["batch", "uniform"]
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class MergeSFL:
     """All batches of a step become one, and the one server-side model takes one step."""
@@ -43,13 +43,17 @@ class MergeSFL:
         refuse_joint_norm("MergeSFL", self.client_opt, self.server_opt)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(batch_sizes=self.sizes)
+
     def start(self, server: Server, fed: Fed) -> State:
         return with_one_server(self.model, self.server_opt, server, fed)
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.server_opt.resume, state.server, state.round)
-        progress = server.copies(server.do(progress_of, s), clients)
+        progress = server.copies(s.progress, clients)
         batch = dict.fromkeys(clients.ids, 0)
         for step in clients.steps(sizes=self.sizes(clients.ids, clients.batch)):
             crossing = self.exchange(self.client, step, server, c)
@@ -85,7 +89,7 @@ class MergeSFL:
         ok = progress[step.active].ok
         merged, _ = server.concat(or_zeros(server, server.each(in_share, gradient, share, ok), back(h)))
         gs = server.do(while_any, server.do(pull, merged), server.sum(ok))
-        return gs, server.each(own_mean, back(server.do(cut_of, gs)), share, ok)
+        return gs, server.each(own_mean, back(gs.cut), share, ok)
 
 
 def mergesfl(

@@ -7,13 +7,14 @@ FedProx (Li et al. 2020), FedNAR (Li et al. 2023), FedAvgM (Hsu et al. 2019), Sl
 
 from typing import Literal
 
-from cutlayer.checks import check, check_positive, is_number
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.core.checks import check, check_positive, is_number
+from cutlayer.errors import ConfigError
 from cutlayer.methods.fedavg import FedAvg
-from cutlayer.optim import Optimiser, Transform, co_clipped, proximal
+from cutlayer.optim.optimiser import Optimiser, Transform, co_clipped, proximal
 from cutlayer.pieces.carry import AverageMoments, Carry, Reset
 from cutlayer.pieces.outer import HeavyBall, SlowMo
 from cutlayer.pieces.weights import Agg
+from cutlayer.registry import find
 from cutlayer.split import Split
 
 Buffers = Literal["reset", "average"]
@@ -69,9 +70,8 @@ def slowmo(
     agg: Agg = "samples",
 ) -> FedAvg:
     """SlowMo: FedAvg whose round is a step of size alpha with momentum beta, in units of the learning rate."""
-    if buffers not in CARRIES:
-        raise UnknownNameError("buffers", str(buffers), CARRIES, where="slowmo")
-    return FedAvg(model=model, opt=client_opt, outer=SlowMo(alpha, beta), carry=CARRIES[buffers], agg=agg)
+    carry = find("buffers", CARRIES, buffers, "slowmo")
+    return FedAvg(model=model, opt=client_opt, outer=SlowMo(alpha, beta), carry=carry, agg=agg)
 
 
 def fednag(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:

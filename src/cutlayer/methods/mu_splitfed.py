@@ -9,28 +9,32 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from cutlayer import directions
-from cutlayer.checks import check, check_count, check_positive, is_number
+from cutlayer.core import directions
+from cutlayer.core.checks import check, check_count, check_positive, is_number
+from cutlayer.core.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Model, Progress, State
 from cutlayer.errors import UnknownNameError
-from cutlayer.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
-from cutlayer.methods.base import final, refuse_live_norms, refuse_u_shape
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import Report, report
+from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Pair, Surrogate, ZerothClient
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Model, Progress, State
 
 DeltaModel = Literal["updated", "initial"]
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class UnbalancedZeroth:
-    """A round is one step of the clients and several of the server's copies; both halves go part of the way."""
+    """MU-SplitFed: no back-propagation on either side, and several server steps for each step of the clients.
+
+    A round is one such step; then both halves go part of the way.
+    """
 
     model: Split
     client_opt: Transform
@@ -59,9 +63,8 @@ class UnbalancedZeroth:
         object.__setattr__(self, "surrogate", surrogate)
 
     @property
-    def counts_steps(self) -> bool:
-        """A round is one mini-batch, whatever the batching."""
-        return True
+    def needs(self) -> Needs:
+        return Needs(counts_steps=True, full_precision=True)  # a round is one mini-batch, whatever the batching
 
     def start(self, server: Server, fed: Fed) -> State:
         lower, upper = self.model.initial()
@@ -102,25 +105,4 @@ def _report(progress: Progress, delta: Tensor) -> Report:
     return report(progress._replace(ok=progress.ok & delta.isfinite()))
 
 
-def mu_splitfed(
-    *,
-    model: Split,
-    client_opt: Transform,
-    server_opt: Transform,
-    smoothing: float = 1e-3,
-    server_steps: int = 2,
-    global_lr: float = 0.3,
-    delta_model: DeltaModel = "updated",
-    agg: Agg = "uniform",
-) -> UnbalancedZeroth:
-    """MU-SplitFed: no back-propagation on either side, and several server steps for each step of the clients."""
-    return UnbalancedZeroth(
-        model=model,
-        client_opt=client_opt,
-        server_opt=server_opt,
-        smoothing=smoothing,
-        server_steps=server_steps,
-        global_lr=global_lr,
-        delta_model=delta_model,
-        agg=agg,
-    )
+mu_splitfed = UnbalancedZeroth

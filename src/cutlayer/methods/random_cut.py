@@ -2,20 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from cutlayer import keys
+from cutlayer.core import keys
+from cutlayer.core.method import Needs, check_left, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.core.tree import storable
 from cutlayer.errors import ConfigError
-from cutlayer.methods.base import check_left, final
-from cutlayer.methods.splitfed import SplitFed
+from cutlayer.methods.splitfed import SplitFed, SplitFedMemory, SplitFedState
 from cutlayer.pieces.recut import of_model, of_tensors, recut
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import State
 
 
-@final
+@storable
+class RandomCutMemory(NamedTuple):
+    """Which of the methods had the last round, and what they remember."""
+
+    cut: int
+    method: SplitFedMemory
+
+
+RandomCutState = State[RandomCutMemory]
+
+
+@method
 @dataclass(frozen=True, kw_only=True)
 class RandomCut:
     """One method at several cuts. Before a round, the layers between the old and the new cut change servers.
@@ -42,20 +54,19 @@ class RandomCut:
         return self.methods[0].model
 
     @property
-    def fewest(self) -> int:
-        """Clients that a round needs: the layers of a single one would tell of it when they change servers."""
-        return min(2, len(self.methods))
+    def needs(self) -> Needs:
+        return Needs(fewest_clients=min(2, len(self.methods)))  # layers that change servers would tell of a single one
 
-    def start(self, server: Server, fed: Fed) -> State:
-        state = self.methods[0].start(server, fed)
-        return state._replace(memory={**state.memory, "cut": 0})
+    def start(self, server: Server, fed: Fed) -> RandomCutState:
+        state: State = self.methods[0].start(server, fed)
+        return state._replace(memory=RandomCutMemory(0, state.memory))
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+    def round(self, state: RandomCutState, clients: Clients, server: Server, fed: Fed) -> RandomCutState:
         drawn = int(keys.generator(clients.key, "cut").integers(len(self.methods)))
-        before, method = self.methods[state.memory["cut"]], self.methods[drawn]
-        after = method.round(_recut(state, before.model, method.model, server, fed), clients, server, fed)
-        check_left("a random cut", after.client, self.fewest)
-        return after._replace(memory={**after.memory, "cut": drawn})
+        before, method = self.methods[state.memory.cut], self.methods[drawn]
+        after: State = method.round(_recut(state, before.model, method.model, server, fed), clients, server, fed)
+        check_left("a random cut", after.client, self.needs.fewest_clients)
+        return after._replace(memory=RandomCutMemory(drawn, after.memory))
 
 
 def _is_range(cuts: Any, last: int) -> bool:
@@ -63,8 +74,9 @@ def _is_range(cuts: Any, last: int) -> bool:
     return numbers and 0 <= cuts[0] <= cuts[1] <= last
 
 
-def _recut(state: State, old: Split, new: Split, server: Server, fed: Fed) -> State:
+def _recut(state: RandomCutState, old: Split, new: Split, server: Server, fed: Fed) -> SplitFedState:
     """The state with every value at the side of the new cut that holds it."""
     lower, upper = recut(state.client, state.server, old, new, server, fed, of_model)
-    below, above = recut(state.memory["client"], state.memory["server"], old, new, server, fed, of_tensors)
-    return state._replace(client=lower, server=upper, memory={"client": below, "server": above})
+    memory = state.memory.method
+    below, above = recut(memory.client, memory.server, old, new, server, fed, of_tensors)
+    return State(state.round, lower, upper, SplitFedMemory(below, above))

@@ -3,25 +3,26 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from cutlayer.core.kinds import MODEL, SETTINGS
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Part, State
+from cutlayer.core.values import Held
 from cutlayer.errors import UnknownNameError
-from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final, with_one_server
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, through_server
 from cutlayer.pieces.norms import Side, joint_norms
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
+from cutlayer.pieces.start import with_one_server
 from cutlayer.split import Split
-from cutlayer.state import Part, State
-from cutlayer.values import Held
 
 Order = Literal["random", "fixed"]
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class Relay:
     """One client at a time trains with the one server; its layers are handed on through the fed server."""

@@ -4,7 +4,7 @@ import logging
 
 from cutlayer.methods.random_cut import RandomCut
 from cutlayer.methods.splitfed import SplitFed
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.fuse import Fuse, FuseMomenta, Keep
 from cutlayer.pieces.outer import HeavyBall
 from cutlayer.pieces.weights import Agg

@@ -1,12 +1,16 @@
 """SFL-V1 (Thapa et al. 2022; Algorithm 1 of the cut-layer study). docs/methods/sfl_v1.md"""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from cutlayer.errors import UnknownNameError
-from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final
-from cutlayer.optim import Transform
+from cutlayer.core.kinds import MODEL, SETTINGS
+from cutlayer.core.method import method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State, Tensors
+from cutlayer.core.tree import storable
+from cutlayer.core.values import Held
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, through_server
 from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
@@ -14,15 +18,24 @@ from cutlayer.pieces.norms import Side, joint_norms
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import report
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
+from cutlayer.registry import find
 from cutlayer.split import Split
-from cutlayer.state import State
 
 Sync = Literal["round", "epoch", "step"]
 
 
-@final
+@storable
+class SplitFedMemory(NamedTuple):
+    """What the rules that end a round remember of each half of the model."""
+
+    client: Held[Tensors]
+    server: Held[Tensors]
+
+
+SplitFedState = State[SplitFedMemory]
+
+
+@method
 @dataclass(frozen=True, kw_only=True)
 class SplitFed:
     """Every client owns a server-side copy; both halves are averaged when the round ends."""
@@ -40,12 +53,12 @@ class SplitFed:
         check_agg(self.agg)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
-    def start(self, server: Server, fed: Fed) -> State:
+    def start(self, server: Server, fed: Fed) -> SplitFedState:
         lower, upper = self.model.initial()
-        memory = {"client": fed.hold(self.outer.start(lower)), "server": server.hold(self.outer.start(upper))}
+        memory = SplitFedMemory(fed.hold(self.outer.start(lower)), server.hold(self.outer.start(upper)))
         return State(0, fed.hold(lower), server.hold(upper), memory)
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+    def round(self, state: SplitFedState, clients: Clients, server: Server, fed: Fed) -> SplitFedState:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.each(self.server_opt.begin, server.copies(state.server, clients), state.round)
         for step in clients.steps(barrier=self.fuse.barrier):
@@ -60,13 +73,13 @@ class SplitFed:
         models, w = clients.up(MODEL(c.model)), weights(clients, self.agg)
         lower, upper = fed.mean(models, w), server.mean(s[models].model, w)
         rate_c, rate_s = self.client_opt.lr(state.round), self.server_opt.lr(state.round)
-        memory_c, client = fed.do(self.outer, state.memory["client"], state.client, lower, rate_c)
-        memory_s, upper = server.do(self.outer, state.memory["server"], state.server, upper, rate_s)
+        after_c = fed.do(self.outer, state.memory.client, state.client, lower, rate_c)
+        after_s = server.do(self.outer, state.memory.server, state.server, upper, rate_s)
         return State(
             round=state.round + 1,
-            client=client,
-            server=upper,
-            memory={"client": memory_c, "server": memory_s},
+            client=after_c.model,
+            server=after_s.model,
+            memory=SplitFedMemory(after_c.memory, after_s.memory),
             report=server.sum(server.each(report, s.progress)),
         )
 
@@ -76,6 +89,5 @@ def sfl_v1(
 ) -> SplitFed:
     """SFL-V1 whose server-side copies are averaged after every `round`, `epoch` or `step`."""
     fuses: dict[str, Fuse] = {"round": Keep(), "epoch": AverageEachEpoch(agg), "step": AverageEachStep(agg)}
-    if sync not in fuses:
-        raise UnknownNameError("sync", str(sync), fuses, where="sfl_v1")
-    return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, fuse=fuses[sync], agg=agg)
+    fuse = find("sync", fuses, sync, "sfl_v1")
+    return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, fuse=fuse, agg=agg)

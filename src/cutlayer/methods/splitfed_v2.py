@@ -3,24 +3,24 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cutlayer.checks import check_count
+from cutlayer.core.checks import check_count
+from cutlayer.core.kinds import MODEL, SETTINGS
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Model, Part, Progress, State
+from cutlayer.core.values import Held
 from cutlayer.errors import UnknownNameError
-from cutlayer.kinds import MODEL, SETTINGS
-from cutlayer.methods.base import final, with_one_server
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape
-from cutlayer.pieces.fields import model_of, progress_of
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
+from cutlayer.pieces.start import with_one_server
 from cutlayer.pieces.turns import in_turns
 from cutlayer.pieces.weights import Agg, check_agg, weights
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Model, Part, Progress, State
-from cutlayer.values import Held
 
 Reset = Literal["never", "round", "step"]
 Interleave = Literal["step", "client"]
@@ -32,7 +32,7 @@ CHOICES = {
 }
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class SplitFedV2:
     """Clients compute in parallel; the server takes their batches one after another with one model."""
@@ -59,17 +59,17 @@ class SplitFedV2:
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
     @property
-    def counts_steps(self) -> bool:
-        return self.interval is not None
+    def needs(self) -> Needs:
+        return Needs(counts_steps=self.interval is not None)
 
     def start(self, server: Server, fed: Fed) -> State:
         state = with_one_server(self.model, self.server_opt, server, fed)
-        return state._replace(server=self.kept(server, state.server))
+        return state._replace(server=self.kept(state.server))
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.enter, state.server, state.round)
-        progress = dict.fromkeys(clients.ids, server.do(progress_of, s))
+        progress = dict.fromkeys(clients.ids, s.progress)
         for group in self._groups(clients):
             for step in group.steps(count=self.interval):
                 crossing = self.exchange(self.client, step, server, c)
@@ -80,7 +80,7 @@ class SplitFedV2:
         return state._replace(
             round=state.round + 1,
             client=fed.mean(clients.up(MODEL(c.model)), weights(clients, self.agg)),
-            server=self.kept(server, s),
+            server=self.kept(s),
             report=server.sum(server.each(report, server.rows(progress))),
         )
 
@@ -92,9 +92,9 @@ class SplitFedV2:
     def _ordered(self, who: Clients, number: int) -> tuple[int, ...]:
         return shuffled(who.ids, who.key, number) if self.order == "random" else who.ids
 
-    def kept(self, server: Server, s: Held) -> Held:
+    def kept(self, s: Held) -> Held:
         """What the server keeps between rounds: its model, and its moments unless they start over."""
-        return s if self.server_opt_reset == "never" else server.do(model_of, s)
+        return s if self.server_opt_reset == "never" else s.model
 
     def enter(self, kept: Part | Model, round: int) -> Part:
         """The server's part when a round begins."""

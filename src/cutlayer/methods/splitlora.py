@@ -5,7 +5,7 @@ from typing import Literal
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.methods.splitfed_v2 import SplitFedV2
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.weights import Agg
 from cutlayer.split import Split
 

@@ -2,24 +2,25 @@
 
 from dataclasses import dataclass, field
 
-from cutlayer.checks import check_positive
-from cutlayer.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
-from cutlayer.methods.base import final, refuse_live_norms, refuse_u_shape
-from cutlayer.optim import Transform
+from cutlayer.core.checks import check_positive
+from cutlayer.core.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
+from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Surrogate, ZerothClient
-from cutlayer.places import Clients
-from cutlayer.servers import Fed, Server
 from cutlayer.split import Split
-from cutlayer.state import State
 
 
-@final
+@method
 @dataclass(frozen=True, kw_only=True)
 class ZerothOrder:
-    """Two forward passes a step and one scalar back; a server-side copy per client, both halves averaged."""
+    """ZO-SFL: SFL-V1 without back-propagation on either side; two forward passes a step, one scalar back."""
 
     model: Split
     client_opt: Transform
@@ -39,6 +40,10 @@ class ZerothOrder:
         surrogate = Surrogate(model=self.model, opt=self.server_opt, smoothing=self.smoothing)
         object.__setattr__(self, "client", client)
         object.__setattr__(self, "surrogate", surrogate)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(full_precision=True)
 
     def start(self, server: Server, fed: Fed) -> State:
         lower, upper = self.model.initial()
@@ -64,8 +69,4 @@ class ZerothOrder:
         )
 
 
-def zo_sfl(
-    *, model: Split, client_opt: Transform, server_opt: Transform, smoothing: float = 1e-3, agg: Agg = "samples"
-) -> ZerothOrder:
-    """ZO-SFL: SFL-V1 without back-propagation on either side; two forward passes a step, one scalar back."""
-    return ZerothOrder(model=model, client_opt=client_opt, server_opt=server_opt, smoothing=smoothing, agg=agg)
+zo_sfl = ZerothOrder

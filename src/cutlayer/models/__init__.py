@@ -1,4 +1,7 @@
-"""The zoo: models that come with their units, by name."""
+"""The zoo: models that come with their units, by name.
+
+Imports: core, data, errors, registry.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,21 +21,24 @@ from cutlayer.models.transformer import CharTransformer, char_transformer
 from cutlayer.models.vgg import VGG, vgg11, vgg16
 from cutlayer.models.weights import load_weights
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "causal_lm": causal_lm,
-    "char_transformer": char_transformer,
-    "cnn": cnn,
-    "densenet121": densenet121,
-    "densenet169": densenet169,
-    "mlp": mlp,
-    "mobilenet_v2": mobilenet_v2,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-    "resnet_tiny": resnet_tiny,
-    "vgg11": vgg11,
-    "vgg16": vgg16,
-}
+MODELS: registry.Table[Callable[..., nn.Module]] = registry.table(
+    "MODELS",
+    {
+        "causal_lm": causal_lm,
+        "char_transformer": char_transformer,
+        "cnn": cnn,
+        "densenet121": densenet121,
+        "densenet169": densenet169,
+        "mlp": mlp,
+        "mobilenet_v2": mobilenet_v2,
+        "resnet18": resnet18,
+        "resnet34": resnet34,
+        "resnet50": resnet50,
+        "resnet_tiny": resnet_tiny,
+        "vgg11": vgg11,
+        "vgg16": vgg16,
+    },
+)
 
 
 def default_init(name: str) -> Init | None:

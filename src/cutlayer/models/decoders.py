@@ -99,7 +99,7 @@ def _unknown(base: Any, what: str) -> ConfigError:
     )
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Tokens (batch, places) to rows; a place without a token gives zeros."""
 
     def __init__(self, parts: Anatomy, room: int) -> None:
@@ -121,7 +121,7 @@ class Embedding(nn.Module):
         return h * real.unsqueeze(-1)
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """One layer with what it needs besides its input made from the input."""
 
     def __init__(self, block: nn.Module, rotary: nn.Module | None, kind: str | None, window: int | None) -> None:
@@ -205,9 +205,9 @@ class CausalLM(nn.Module):
         parts = anatomy_of(base.get_base_model() if hasattr(base, "get_base_model") else base)
         kinds = getattr(config, "layer_types", None) or [None] * len(parts.blocks)
         per_kind = parts.rotary is not None and "layer_type" in inspect.signature(parts.rotary.forward).parameters
-        self.embedding = Embedding(parts, config.max_position_embeddings)
+        self.embedding = TokenEmbedding(parts, config.max_position_embeddings)
         self.layers = nn.ModuleList(
-            Layer(block, parts.rotary, kind if per_kind else None, _window(config, kind))
+            DecoderLayer(block, parts.rotary, kind if per_kind else None, _window(config, kind))
             for block, kind in zip(parts.blocks, kinds, strict=True)
         )
         self.head = Head(parts, answers, getattr(config, "final_logit_softcapping", None))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from cutlayer.checks import check, check_positive, reason
+from cutlayer.core.checks import check, check_positive, reason
 from cutlayer.data.language import MAX_LENGTH
 from cutlayer.data.sources import ROOT_VARIABLE, data_folder
 from cutlayer.errors import ConfigError, DataError

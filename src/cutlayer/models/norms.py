@@ -4,8 +4,8 @@ import math
 from typing import Literal, get_args
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from cutlayer.core.torch_private import BatchNorm
 from cutlayer.errors import UnknownNameError
 
 Norm = Literal["none", "batch", "group"]
@@ -31,6 +31,6 @@ def feature_norm(name: Norm, features: int) -> nn.Module:
 def freeze_norms(model: nn.Module) -> nn.Module:
     """The model itself, its BatchNorm layers with the statistics and parameters that they have, for good."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             module.eval().requires_grad_(False)
     return model

@@ -9,7 +9,7 @@ from cutlayer.models.norms import Norm, feature_norm, image_norm
 from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
 
 
-class Block(nn.Module):
+class Basic(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     expansion = 1
@@ -64,10 +64,10 @@ def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module |
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), image_norm(norm, outputs))
 
 
-class Plan(NamedTuple):
+class Stages(NamedTuple):
     """The kind of block, and how many of them each stage has."""
 
-    block: type[Block] | type[Bottleneck]
+    block: type[Basic] | type[Bottleneck]
     counts: tuple[int, ...]
 
 
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Stages,
         num_classes: int = 10,
         in_channels: int = 3,
         stem: Stem = "3x3",
@@ -129,10 +129,10 @@ def _classifier(features: int, hidden: tuple[int, ...], num_classes: int, norm: 
 resnet18 = preset(
     "ResNet-18; the 3x3 stem is for small images, the ImageNet stem shrinks them fourfold first.",
     ResNet,
-    Plan(Block, (2, 2, 2, 2)),
+    Stages(Basic, (2, 2, 2, 2)),
 )
-resnet34 = preset("ResNet-34: as ResNet-18, with 16 blocks instead of 8.", ResNet, Plan(Block, (3, 4, 6, 3)))
-resnet50 = preset("ResNet-50: 16 bottleneck blocks.", ResNet, Plan(Bottleneck, (3, 4, 6, 3)))
+resnet34 = preset("ResNet-34: as ResNet-18, with 16 blocks instead of 8.", ResNet, Stages(Basic, (3, 4, 6, 3)))
+resnet50 = preset("ResNet-50: 16 bottleneck blocks.", ResNet, Stages(Bottleneck, (3, 4, 6, 3)))
 
 
 def resnet_tiny(
@@ -144,4 +144,4 @@ def resnet_tiny(
     init: Init = "he",
 ) -> ResNet:
     """A residual network of a few thousand parameters, with all the features of a large one."""
-    return ResNet(Plan(Block, (1, 1, 1)), num_classes, in_channels, stem, norm, width, strides=(1, 2, 2), init=init)
+    return ResNet(Stages(Basic, (1, 1, 1)), num_classes, in_channels, stem, norm, width, strides=(1, 2, 2), init=init)

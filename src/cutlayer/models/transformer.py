@@ -9,7 +9,7 @@ from cutlayer.models.parts import Init, Units, draws_he, run_units
 SMALL = 0.02  # the deviation of embeddings
 
 
-class Embedding(nn.Module):
+class CharacterEmbedding(nn.Module):
     """A vector for each character plus one for its place."""
 
     def __init__(self, characters: int, context: int, width: int, init: Init) -> None:
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         return mixed
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention and a two-layer perceptron, each normalised before and added after."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -94,8 +94,8 @@ class CharTransformer(nn.Module):
         super().__init__()
         if width % heads:
             raise ConfigError(f"width {width} cannot be shared by {heads} heads; make it a multiple of heads")
-        self.embedding = Embedding(num_classes, context, width, init)
-        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.embedding = CharacterEmbedding(num_classes, context, width, init)
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.last = LastPlace()
         self.fc = nn.Linear(width, num_classes)

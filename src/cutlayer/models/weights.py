@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cutlayer.checks import reason
+from cutlayer.core.checks import reason
 from cutlayer.errors import DataError, UnknownNameError
 
 

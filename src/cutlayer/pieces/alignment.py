@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cutlayer import tree
-from cutlayer.optim import Transform
+from cutlayer.core import tree
+from cutlayer.core.state import Grads, Part
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.auxiliary import Auxiliary
-from cutlayer.state import Grads, Part
 
 
+@tree.storable
 class Buffer(NamedTuple):
     """What one client has sent up, the newest last."""
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer.checks import check, check_type, reason
+from cutlayer.core.checks import check, check_type, reason
+from cutlayer.core.program import at_client
+from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError
-from cutlayer.program import at_client
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
-from cutlayer.state import Model, Tensors
 
 WEIGHT, BIAS = "auxiliary.weight", "auxiliary.bias"  # of the layer that only the auxiliary model has
 HOW_TO_GIVE = "give an auxiliary model of your own, in Python: fsl_sage(..., auxiliary=module)"

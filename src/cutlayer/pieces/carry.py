@@ -2,35 +2,34 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from cutlayer.kinds import MODEL, SETTINGS, Parcel
-from cutlayer.optim import Transform
-from cutlayer.places import Clients
-from cutlayer.program import at_client
-from cutlayer.servers import Fed
-from cutlayer.state import Model, Part, Tensors
-from cutlayer.values import PerClient
-
-Memory = dict[str, Any]
+from cutlayer.core.kinds import MODEL, SETTINGS, Parcel
+from cutlayer.core.places import Clients
+from cutlayer.core.program import at_client
+from cutlayer.core.servers import Fed
+from cutlayer.core.state import Model, Part, Tensors
+from cutlayer.core.tree import storable
+from cutlayer.core.values import Held, PerClient
+from cutlayer.optim.optimiser import Transform
 
 
 class Carry(Protocol):
     """Sends along with the model what the optimisers should remember, and brings it back."""
 
-    def start(self, opt: Transform, model: Model, fed: Fed) -> Memory:
+    def start(self, opt: Transform, model: Model, fed: Fed) -> Any:
         """The memory before the first round."""
         ...
 
-    def enter(self, clients: Clients, c: PerClient, memory: Memory) -> PerClient:
+    def enter(self, clients: Clients, c: PerClient[Part], memory: Any) -> PerClient[Part]:
         """The clients' parts, which have just begun, with what they should remember."""
         ...
 
-    def leave(self, clients: Clients, c: PerClient) -> tuple[Parcel, ...]:
+    def leave(self, clients: Clients, c: PerClient[Part]) -> tuple[Parcel, ...]:
         """What goes up beside the models."""
         ...
 
-    def keep(self, fed: Fed, memory: Memory, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Memory:
+    def keep(self, fed: Fed, memory: Any, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Any:
         """The memory after a round of so many steps."""
         ...
 
@@ -39,37 +38,44 @@ class Carry(Protocol):
 class Reset:
     """Every round begins with fresh moments."""
 
-    def start(self, opt: Transform, model: Model, fed: Fed) -> Memory:
-        return {}
+    def start(self, opt: Transform, model: Model, fed: Fed) -> None:
+        return None
 
-    def enter(self, clients: Clients, c: PerClient, memory: Memory) -> PerClient:
+    def enter(self, clients: Clients, c: PerClient[Part], memory: None) -> PerClient[Part]:
         return c
 
-    def leave(self, clients: Clients, c: PerClient) -> tuple[Parcel, ...]:
+    def leave(self, clients: Clients, c: PerClient[Part]) -> tuple[Parcel, ...]:
         return ()
 
-    def keep(self, fed: Fed, memory: Memory, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Memory:
-        return memory
+    def keep(self, fed: Fed, memory: None, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> None:
+        return None
+
+
+@storable
+class Carried(NamedTuple):
+    """What the local optimisers remember of the rounds before."""
+
+    moments: Held[dict[str, Tensors]]
+    steps: int
 
 
 @dataclass(frozen=True)
 class AverageMoments:
     """FedNAG: moments are averaged like the model and enter the next round with it; the steps so far count on."""
 
-    def start(self, opt: Transform, model: Model, fed: Fed) -> Memory:
-        return {"moments": fed.hold(opt.begin(model, 0).moments), "steps": 0}
+    def start(self, opt: Transform, model: Model, fed: Fed) -> Carried:
+        return Carried(fed.hold(opt.begin(model, 0).moments), 0)
 
-    def enter(self, clients: Clients, c: PerClient, memory: Memory) -> PerClient:
-        moments, steps = clients.down(MODEL, memory["moments"]), clients.down(SETTINGS, memory["steps"])
-        remembering: PerClient = clients.do(self.remember, c, moments, steps)
-        return remembering
+    def enter(self, clients: Clients, c: PerClient[Part], memory: Carried) -> PerClient[Part]:
+        moments, steps = clients.down(MODEL, memory.moments), clients.down(SETTINGS, memory.steps)
+        return clients.do(self.remember, c, moments, steps)
 
-    def leave(self, clients: Clients, c: PerClient) -> tuple[Parcel, ...]:
+    def leave(self, clients: Clients, c: PerClient[Part]) -> tuple[Parcel, ...]:
         return (MODEL(clients.do(self.moments, c)),)
 
-    def keep(self, fed: Fed, memory: Memory, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Memory:
+    def keep(self, fed: Fed, memory: Carried, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Carried:
         (moments,) = brought
-        return {"moments": fed.mean(moments, w), "steps": memory["steps"] + steps}
+        return Carried(fed.mean(moments, w), memory.steps + steps)
 
     @at_client(gives={"model": MODEL})
     def remember(self, part: Part, moments: dict[str, Tensors], steps: int) -> Part:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
+from cutlayer.core.program import at_client
+from cutlayer.core.state import Grads, Model, Part, Tensors
 from cutlayer.errors import LawError
-from cutlayer.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
-from cutlayer.optim import Transform
-from cutlayer.program import at_client
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
-from cutlayer.state import Grads, Model, Part, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,34 +6,35 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cutlayer.kinds import STATISTICS, SYNC
-from cutlayer.pieces.heard import all_finite, mean_of, or_zero
-from cutlayer.pieces.observe import Observer, both, estimated, with_beta
-from cutlayer.places import Clients, Step
-from cutlayer.servers import Fed, Server
-from cutlayer.values import Held, PerClient
+from cutlayer.core.kinds import STATISTICS, SYNC
+from cutlayer.core.places import Clients, Step
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Grads, Part
+from cutlayer.core.values import Held, PerClient
+from cutlayer.pieces.finite_mean import all_finite, mean_of, or_zero
+from cutlayer.pieces.observe import Estimates, Look, Observer, both, estimated, with_beta
 
-Gradients = Callable[[Step], tuple[PerClient, PerClient, PerClient]]
+Gradients = Callable[[Step], tuple[PerClient[Grads], PerClient[Grads], PerClient[Grads]]]
 
 
 class Parts(NamedTuple):
     """The model as it is held during a round, and each device's cut where it is needed."""
 
-    device: PerClient  # W_c,i: the layers up to the device's own cut
-    between: PerClient  # h_m,i: from there to the deepest cut of all, at the server
-    common: Held  # h_s: above the deepest cut
-    cut: PerClient  # told to the devices
-    cut_there: PerClient  # the same at the server
+    device: PerClient[Part]  # W_c,i: the layers up to the device's own cut
+    between: PerClient[Part]  # h_m,i: from there to the deepest cut of all, at the server
+    common: Held[Part]  # h_s: above the deepest cut
+    cut: PerClient[int]  # told to the devices
+    cut_there: PerClient[int]  # the same at the server
     deepest: int
 
 
 class Looks(NamedTuple):
     """What each part saw at one end of a round."""
 
-    device: PerClient
-    between: PerClient
-    common: PerClient
-    loss: PerClient
+    device: PerClient[Look]
+    between: PerClient[Look]
+    common: PerClient[Look]
+    loss: PerClient[Tensor]
 
 
 class Watch(NamedTuple):
@@ -63,7 +64,7 @@ class Watch(NamedTuple):
             loss=server.each(_middle, s1.loss, s2.loss),
         )
 
-    def estimate(self, begin: Looks, end: Looks) -> Held | None:
+    def estimate(self, begin: Looks, end: Looks) -> Held[Estimates] | None:
         """The clients' and the server's shares meet at the fed server; only means over the clients go back, if any do.
 
         A mean over a single client, where the others were lost, would tell of it.
@@ -82,8 +83,7 @@ class Watch(NamedTuple):
         mean = mean_of(fed, rows, ok)
         beta = mean_of(fed, rows.beta, ok, weights)
         mean = fed.do(with_beta, mean, beta)
-        told: Held = fed.send(SYNC, mean, server)
-        return told
+        return fed.send(SYNC, mean, server)
 
 
 def _middle(a: Tensor, b: Tensor) -> Tensor:

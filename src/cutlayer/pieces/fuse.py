@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cutlayer.checks import check, is_number
-from cutlayer.optim import Transform
+from cutlayer.core.checks import check, is_number
+from cutlayer.core.places import Barrier, Step
+from cutlayer.core.servers import Ids, Server
+from cutlayer.core.state import Part, Tensors
+from cutlayer.core.values import PerClient
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.weights import Agg, weights
-from cutlayer.places import Barrier, Step
-from cutlayer.servers import Ids, Server
-from cutlayer.state import Part, Tensors
-from cutlayer.values import PerClient
 
 
 class Fuse(Protocol):
@@ -20,7 +20,7 @@ class Fuse(Protocol):
         """Where clients must wait for each other: nowhere, or at the end of every local epoch or step."""
         ...
 
-    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None: ...
+    def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Keep:
 
     barrier: Barrier = field(default=None, init=False)
 
-    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
+    def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None:
         pass
 
 
@@ -40,7 +40,7 @@ class AverageEachStep:
     agg: Agg = "samples"
     barrier: Barrier = field(default="step", init=False)
 
-    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
+    def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None:
         _average(server, opt, s, weights(step.active, self.agg), s[step.active])
 
 
@@ -51,12 +51,12 @@ class AverageEachEpoch:
     agg: Agg = "samples"
     barrier: Barrier = field(default="epoch", init=False)
 
-    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
+    def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None:
         if step.ends_epoch:
             _average(server, opt, s, weights(step.everyone, self.agg), s[step.everyone])
 
 
-def _average(server: Server, opt: Transform, s: PerClient, w: dict[int, float], of: PerClient) -> None:
+def _average(server: Server, opt: Transform, s: PerClient[Part], w: dict[int, float], of: PerClient[Part]) -> None:
     if of.ids:  # else everyone who took this step was lost in it
         s[of] = server.each(opt.restart, of, server.mean(of.model, w))
 
@@ -78,7 +78,7 @@ class FuseMomenta:
         check(is_number(self.alpha) and self.alpha <= 0, "alpha", self.alpha, "a number of at most 0")
         check(self.offset in (0, 1), "staleness_offset", self.offset, "0 or 1")
 
-    def __call__(self, server: Server, opt: Transform, s: PerClient, step: Step) -> None:
+    def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None:
         idle = step.idle
         fused = server.sum(s[Ids(tuple(idle))].moments, {j: self.staleness(idle[j]) / len(idle) for j in idle})
         # Who takes its last step now keeps its own momentum: that is what the others remember of it.

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from cutlayer import directions
+from cutlayer.core import directions
+from cutlayer.core.kinds import ACTIVATIONS, SLOPES
+from cutlayer.core.program import at_client
+from cutlayer.core.state import Grads, Model, Part, Tensors
+from cutlayer.core.tree import storable
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import ACTIVATIONS, SLOPES
-from cutlayer.optim import Transform
-from cutlayer.program import at_client
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
-from cutlayer.state import Grads, Model, Part, Tensors
 
 
+@storable
 class History(NamedTuple):
     """The client-side updates of consecutive rounds, as what they are made of."""
 

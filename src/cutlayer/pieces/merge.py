@@ -3,13 +3,9 @@
 import torch
 from torch import Tensor
 
-from cutlayer.servers import Server
-from cutlayer.state import Grads, Progress
-from cutlayer.values import PerClient
-
-
-def cut_of(grads: Grads) -> Tensor | None:
-    return grads.cut
+from cutlayer.core.servers import Server
+from cutlayer.core.state import Grads, Progress
+from cutlayer.core.values import PerClient
 
 
 def finite_or_zero(z: Tensor) -> Tensor:
@@ -27,11 +23,11 @@ def in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
     return torch.where(ok, gradient * share, 0)
 
 
-def or_zeros(server: Server, rows: PerClient, like: PerClient) -> PerClient:
+def or_zeros(server: Server, rows: PerClient[Tensor], like: PerClient[Tensor]) -> PerClient[Tensor]:
     """The rows, with zeros for those clients of `like` that were lost since their activations were merged."""
     if rows.ids == like.ids:
         return rows
-    filled: PerClient = server.each(torch.zeros_like, like)
+    filled = server.each(torch.zeros_like, like)
     filled[rows] = rows
     return filled
 

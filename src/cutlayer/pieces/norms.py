@@ -5,26 +5,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cutlayer.core.kinds import SCALARS
+from cutlayer.core.places import Step
+from cutlayer.core.servers import Server
+from cutlayer.core.state import Grads, Part
+from cutlayer.core.values import PerClient
 from cutlayer.errors import ConfigError
-from cutlayer.kinds import SCALARS
-from cutlayer.optim import Transform
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.places import Step
-from cutlayer.servers import Server
-from cutlayer.state import Grads
-from cutlayer.values import PerClient
 
 
 class Side(NamedTuple):
     """The parts on one side of the cut with their gradients."""
 
-    parts: PerClient
-    grads: PerClient
+    parts: PerClient[Part]
+    grads: PerClient[Grads]
 
 
 def joint_norms(
     client: SplitClient, opt: Transform, step: Step, server: Server, below: Side, above: Side
-) -> tuple[PerClient, PerClient]:
+) -> tuple[PerClient[Grads], PerClient[Grads]]:
     """Both sides' gradients, each with the squared norm of the two together; `opt` is the server's."""
     active = step.active
     at_clients = active.up(SCALARS(active.do(client.squared_norm, *below)))

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cutlayer import tree
-from cutlayer.kinds import LABELS, STATISTICS
+from cutlayer.core import tree
+from cutlayer.core.kinds import LABELS, STATISTICS
+from cutlayer.core.program import at_client
+from cutlayer.core.state import Grads, Part, Tensors
+from cutlayer.core.tree import Tree
 from cutlayer.planning.estimate import smoothed, smoothness, unit_norms
-from cutlayer.program import at_client
 from cutlayer.split import Split
-from cutlayer.state import Grads, Part, Tensors
-from cutlayer.tree import Tree
 
 KEPT_BETA, KEPT = 0.5, 0.9  # of the old estimate when a new one comes
 
@@ -30,6 +30,7 @@ class Look(NamedTuple):
     slope: Tensor  # of each unit: squared norm of the gradient
 
 
+@tree.storable
 class Seen(NamedTuple):
     """One part's share of what a client saw; the shares of all its parts add up."""
 
@@ -39,6 +40,7 @@ class Seen(NamedTuple):
     distance2: Tensor  # squared change of the weights
 
 
+@tree.storable
 class Estimates(NamedTuple):
     """Of one client, or their means."""
 

@@ -1,12 +1,19 @@
 """What ends a round: the old model and the clients' mean give the new model, at the model's own place."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from cutlayer.checks import check, check_positive, is_number
-from cutlayer.state import Model, Tensors
+from cutlayer.core.checks import check, check_positive, is_number
+from cutlayer.core.state import Model, Tensors
+
+
+class Outcome(NamedTuple):
+    """What a round has come to."""
+
+    memory: Tensors
+    model: Model
 
 
 class Outer(Protocol):
@@ -16,7 +23,7 @@ class Outer(Protocol):
         """The memory before the first round."""
         ...
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         """The memory and the model after a round at this learning rate."""
         ...
 
@@ -28,8 +35,8 @@ class Replace:
     def start(self, model: Model) -> Tensors:
         return {}
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
-        return memory, mean
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
+        return Outcome(memory, mean)
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,9 @@ class HeavyBall:
     def start(self, model: Model) -> Tensors:
         return _zeros(model)
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         memory = {k: self.beta * m + (old.params[k] - mean.params[k]) for k, m in memory.items()}
-        return memory, mean._replace(params={k: old.params[k] - m for k, m in memory.items()})
+        return Outcome(memory, mean._replace(params={k: old.params[k] - m for k, m in memory.items()}))
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,12 @@ class SlowMo:
     def start(self, model: Model) -> Tensors:
         return _zeros(model)
 
-    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> tuple[Tensors, Model]:
+    def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         if not lr:  # a schedule that has fallen to zero: nothing has moved
-            return memory, mean
+            return Outcome(memory, mean)
         memory = {k: self.beta * u + (old.params[k] - mean.params[k]) / lr for k, u in memory.items()}
-        return memory, mean._replace(params={k: old.params[k] - self.alpha * lr * u for k, u in memory.items()})
+        params = {k: old.params[k] - self.alpha * lr * u for k, u in memory.items()}
+        return Outcome(memory, mean._replace(params=params))
 
 
 def _zeros(model: Model) -> Tensors:

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
-from cutlayer.kinds import SYNC
-from cutlayer.optim import Transform
-from cutlayer.servers import Fed, Keeper, Server
+from cutlayer.core.kinds import SYNC
+from cutlayer.core.servers import Fed, Keeper, Server
+from cutlayer.core.state import Model, Part, Tensors
+from cutlayer.core.values import Held
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
-from cutlayer.state import Model, Part, Tensors
-from cutlayer.values import Held
 
-Pick = Callable[..., Model | Tensors]
+V = TypeVar("V", Model, Tensors)
+Pick = Callable[..., V]  # the values of these names, from all that are given
 
 
-def recut(below: Held, above: Held, old: Split, new: Split, server: Server, fed: Fed, pick: Pick) -> tuple[Held, Held]:
+def recut(
+    below: Held[V], above: Held[V], old: Split, new: Split, server: Server, fed: Fed, pick: Pick[V]
+) -> tuple[Held[V], Held[V]]:
     """Both servers' values, each at the side of the new cut that holds it."""
     (fed_has, server_has), (fed_needs, server_needs) = old.sides, new.sides
     lower = _moved(below, above, fed, server, fed_has, fed_needs, pick)
@@ -21,15 +25,13 @@ def recut(below: Held, above: Held, old: Split, new: Split, server: Server, fed:
 
 
 def _moved(
-    own: Held, other: Held, here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick
-) -> Held:
+    own: Held[V], other: Held[V], here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick[V]
+) -> Held[V]:
     """What this keeper needs, of what it has and of what the other one sends."""
     if needs <= has:
-        kept: Held = here.do(partial(pick, needs), own)
-        return kept
+        return here.do(partial(pick, needs), own)
     sent = there.send(SYNC, there.do(partial(pick, needs - has), other), here)
-    joined: Held = here.do(partial(pick, needs), own, sent)
-    return joined
+    return here.do(partial(pick, needs), own, sent)
 
 
 def regrown(opt: Transform, part: Part, model: Model, round: int) -> Part:

@@ -5,9 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer.state import Progress
+from cutlayer.core.state import Progress
+from cutlayer.core.tree import storable
 
 
+@storable
 class Report(NamedTuple):
     """Sums over the clients of a round."""
 

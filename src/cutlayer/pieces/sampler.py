@@ -1,14 +1,19 @@
 """Who takes part in a round, and in which order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cutlayer import keys
+from cutlayer import registry
+from cutlayer.core import keys
 
 
 def uniform(ids: Sequence[int], num: int, key: int) -> tuple[int, ...]:
     """`num` of the clients, uniformly without replacement, in ascending order."""
     chosen = keys.generator(key, "sample").permutation(len(ids))[:num]
     return tuple(sorted(ids[k] for k in chosen))
+
+
+Sampler = Callable[[Sequence[int], int, int], tuple[int, ...]]  # of clients, how many and a key: who takes part
+SAMPLERS: registry.Table[Sampler] = registry.table("SAMPLERS", {"uniform": uniform})
 
 
 def shuffled(ids: Sequence[int], key: int, *path: int | str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cutlayer.checks import is_number
+from cutlayer.core.checks import is_number
 from cutlayer.errors import ConfigError
 
 

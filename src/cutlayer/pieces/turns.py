@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
+from cutlayer.core.places import Step
+from cutlayer.core.servers import Server
+from cutlayer.core.state import Grads, Part, Progress
+from cutlayer.core.values import Held, PerClient
 from cutlayer.pieces.exchange import Ascent, through_server
-from cutlayer.pieces.fields import progress_of
-from cutlayer.places import Step
-from cutlayer.servers import Server
 from cutlayer.split import Split
-from cutlayer.state import Grads, Part, Progress
-from cutlayer.values import Held, PerClient
 
 Turn = Callable[[Part, Progress, Grads], Part]
 
@@ -20,9 +21,9 @@ def in_turns(
     model: Split,
     step: Step,
     server: Server,
-    s: Held,
-    progress: dict[int, Held],
-) -> tuple[Held, PerClient]:
+    s: Held[Part],
+    progress: dict[int, Held[Progress]],
+) -> tuple[Held[Part], PerClient[Tensor]]:
     """The part after everyone's turn, and each client's gradient at the cut; `progress` is each client's own.
 
     A turn is under its client's own progress, so that a client that stops does not stop the others.
@@ -35,6 +36,6 @@ def in_turns(
         if j not in gs.ids:  # lost in the middle of its turn
             continue
         s = server.do(turn, s, progress[j], server.pick(gs, j))
-        progress[j] = server.do(progress_of, s)
+        progress[j] = s.progress
         cuts[j] = server.pick(gs.cut, j)
     return s, server.rows(cuts)

@@ -2,8 +2,8 @@
 
 from typing import Literal, get_args
 
+from cutlayer.core.places import Clients
 from cutlayer.errors import UnknownNameError
-from cutlayer.places import Clients
 
 Agg = Literal["samples", "uniform"]
 

@@ -10,15 +10,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cutlayer import directions
-from cutlayer.kinds import ACTIVATIONS, MODEL
-from cutlayer.optim import Transform
-from cutlayer.program import at_client
+from cutlayer.core import directions
+from cutlayer.core.kinds import ACTIVATIONS, MODEL
+from cutlayer.core.program import at_client
+from cutlayer.core.state import Grads, Model, Part
+from cutlayer.core.tree import storable
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
-from cutlayer.state import Grads, Model, Part
 
 
+@storable
 class Pair(NamedTuple):
     """What came of the parameters moved forth and back along a direction."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cutlayer.errors import InfeasibleError
 from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import Table, of_others, table
+from cutlayer.planning.tables import CostTable, of_others, table
 
 Times = tuple[float, float]  # T3, T4
 
@@ -161,7 +161,7 @@ def _wanted(terms: _Terms, most: Floats, price: float) -> Floats:
     return np.clip(free, terms.least, most)
 
 
-def _best_times(here: Table, terms: _Terms, most: Floats, price: float) -> Times:
+def _best_times(here: CostTable, terms: _Terms, most: Floats, price: float) -> Times:
     """T3 and T4 at which seconds minus price times headroom is least: convex in T3, with the best T4 for each."""
     free = _wanted(terms, most, price)
     low = (terms.least * here.there).max()  # the least batch for everyone
@@ -227,7 +227,7 @@ def _better_neighbour(wanted: Floats, terms: _Terms, price: float) -> Floats:
     return np.where(above & (low < wanted), low + 1, low)
 
 
-def _ratios(batches: Floats, here: Table, terms: _Terms) -> Floats:
+def _ratios(batches: Floats, here: CostTable, terms: _Terms) -> Floats:
     """Seconds a round over headroom, of each row."""
     room = terms.a - terms.b * (1 / batches).sum(axis=1)
     waits = (batches * here.there).max(axis=1) + (batches * here.back).max(axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cutlayer.errors import InfeasibleError
 from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import GAP, Mask, Table, of_others, table
+from cutlayer.planning.tables import GAP, CostTable, Mask, of_others, table
 
 log = logging.getLogger("cutlayer")
 
@@ -51,7 +51,7 @@ def descend(problem: Problem, batches: Ints, start: Ints) -> Ints:
         value, cuts[i] = float(values[i, j]), j + 1
 
 
-def _check(problem: Problem, batches: Ints, tables: Table) -> None:
+def _check(problem: Problem, batches: Ints, tables: CostTable) -> None:
     """At the first layer every batch fits, and the target is in reach."""
     for i in np.flatnonzero(batches > tables.capacity[:, 0]):
         raise InfeasibleError(
@@ -88,7 +88,7 @@ def ratio_of(problem: Problem, batches: Ints, cuts: Ints) -> float:
     return problem.seconds_per_round(batches, cuts) / room
 
 
-def _neighbours(problem: Problem, batches: Ints, cuts: Ints, tables: Table) -> Floats:
+def _neighbours(problem: Problem, batches: Ints, cuts: Ints, tables: CostTable) -> Floats:
     """The ratio after changing one device's cut, for every device and cut."""
     costs, fleet, here = problem.costs, problem.fleet, tables.at(cuts)
     b, model = batches[:, None].astype(float), costs.model[cuts - 1]
@@ -128,7 +128,7 @@ def screen(problem: Problem, batches: Ints, ratio: float) -> Mask:
         allowed = kept
 
 
-def _least_ratios(problem: Problem, batches: Ints, allowed: Mask, tables: Table) -> Floats:
+def _least_ratios(problem: Problem, batches: Ints, allowed: Mask, tables: CostTable) -> Floats:
     """For each device and cut a bound below the ratio of all plans that have it and the deepest cut allowed."""
     costs, fleet = problem.costs, problem.fleet
     b, deepest = batches[:, None].astype(float), int(np.flatnonzero(allowed.any(axis=0))[-1])

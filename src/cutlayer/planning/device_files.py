@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlayer.checks import reason
+from cutlayer.core.checks import reason
 from cutlayer.errors import DataError
 
 SAMPLE = Path(__file__).parent / "samples" / "devices.csv"  # 20 devices of different kinds: `read("sample")`
@@ -67,7 +67,7 @@ def read(path: str | Path) -> list[Measured]:
     return found
 
 
-class Entry(NamedTuple):
+class DeviceEntry(NamedTuple):
     """What a file says of one device, and where."""
 
     where: str
@@ -104,8 +104,8 @@ def _read_csv(path: Path, text: str) -> list[Measured]:
         return []
     _check_header(where, header)
     labels = {name: f"column {header.index(name) + 1} ({name})" for name in header}
-    columns = _columns(Entry(where, labels, {}))
-    return [_measured(Entry(where, labels, _cells(where, header, row)), columns) for where, row in lines]
+    columns = _columns(DeviceEntry(where, labels, {}))
+    return [_measured(DeviceEntry(where, labels, _cells(where, header, row)), columns) for where, row in lines]
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
@@ -155,13 +155,13 @@ def _read_json(path: Path, text: str) -> list[Measured]:
     raise DataError(f"{path} is neither a list of devices nor a mapping from clients to devices; write one of these")
 
 
-def _object(where: str, content: Any) -> Entry:
+def _object(where: str, content: Any) -> DeviceEntry:
     if not isinstance(content, dict) or not content:
         raise DataError(f"{where} is {content!r:.40}; it must be a mapping from names to numbers")
-    return Entry(where, {name: name for name in content}, content)
+    return DeviceEntry(where, {name: name for name in content}, content)
 
 
-def _from_fedscale(entry: Entry, client: str) -> Measured:
+def _from_fedscale(entry: DeviceEntry, client: str) -> Measured:
     for name in FEDSCALE.values():
         if name not in entry.labels:
             raise entry.missing(name, "it")
@@ -173,7 +173,7 @@ FORMS = {".csv": _read_csv, ".json": _read_json}
 # -- what the names mean ------------------------------------------------------------------------------------------
 
 
-def _columns(entry: Entry) -> dict[str, str]:
+def _columns(entry: DeviceEntry) -> dict[str, str]:
     """Under which name each number of a device stands; the optional ones may be missing."""
     _check_spelling(entry)
     columns = {field: name for field, name in OTHERS.items() if name in entry.labels}
@@ -192,7 +192,7 @@ def _columns(entry: Entry) -> dict[str, str]:
     return columns
 
 
-def _check_spelling(entry: Entry) -> None:
+def _check_spelling(entry: DeviceEntry) -> None:
     """Other names are ignored, unless they look like a misspelt one, which would be missed in silence."""
     for name in entry.labels:
         near = get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.8)
@@ -200,13 +200,13 @@ def _check_spelling(entry: Entry) -> None:
             raise DataError(f"{entry.place(name)} is no known name; did you mean {near[0]!r}?")
 
 
-def _unit(entry: Entry) -> str:
+def _unit(entry: DeviceEntry) -> str:
     kbits, mbits = ([name for name in entry.labels if name in unit] for unit in (KBITS, MBITS))
     if kbits and mbits:
         raise DataError(f"{entry.place(mbits[0])} and {kbits[0]} are in different units; keep one unit")
     return "mbit_per_s" if mbits else "kbit_per_s"
 
 
-def _measured(entry: Entry, columns: Mapping[str, str]) -> Measured:
+def _measured(entry: DeviceEntry, columns: Mapping[str, str]) -> Measured:
     numbers: dict[str, Any] = {field: entry.number(name) for field, name in columns.items()}
     return Measured(**numbers, name=str(entry.values.get("name", "")))

@@ -1,12 +1,13 @@
 """Devices: how fast each client computes and transfers, and how much it can hold."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from cutlayer import keys
-from cutlayer.checks import check, check_positive, is_number
+from cutlayer import registry
+from cutlayer.core import keys
+from cutlayer.core.checks import check, check_positive, is_number
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.planning.device_files import GIGABYTE, MEGABIT, TERAFLOPS, Measured, read
 
@@ -92,7 +93,7 @@ def _check_lanes(lanes: Any) -> None:
     check(lanes in get_args(Lanes), "lanes", lanes, " or ".join(map(repr, get_args(Lanes))))
 
 
-class Scheme(Protocol):
+class DeviceScheme(Protocol):
     """A way to get devices, with its settings."""
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices: ...
@@ -250,4 +251,6 @@ def _device(measured: Measured, forward_flops: float) -> Device:
     )
 
 
-DEVICES: dict[str, type[Scheme]] = {"pool": Pool, "table1": Uniform, "file": File}
+DEVICES: registry.Table[Callable[..., DeviceScheme]] = registry.table(
+    "DEVICES", {"pool": Pool, "table1": Uniform, "file": File}
+)

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from cutlayer import keys
-from cutlayer.checks import check
+from cutlayer.core import keys
+from cutlayer.core.checks import check
+from cutlayer.core.tree import storable
 from cutlayer.errors import ConfigError, InfeasibleError, UnknownNameError
 from cutlayer.planning import batch_sizes, cut_layers, planner
 from cutlayer.planning.devices import Devices
@@ -34,25 +35,14 @@ BASELINES: dict[str, tuple[BatchRule, CutRule]] = {
 }
 
 
+@storable
 class RoundPlan(NamedTuple):
     """The batch size and the cut of every client that takes part, and what stood in the way."""
 
     batches: ByClient
     cuts: ByClient
     notes: tuple[str, ...] = ()  # each a name such as infeasible_memory, then what happened
-
-    def written(self, asked: Ids) -> dict[str, Any]:
-        """As a checkpoint and a metrics file can hold it, with whom it was made for: some may be left out."""
-        batches, cuts = ({str(j): value for j, value in values.items()} for values in (self.batches, self.cuts))
-        return {"batches": batches, "cuts": cuts, "notes": self.notes, "asked": asked}
-
-    @classmethod
-    def read(cls, plan: dict[str, Any] | None) -> "RoundPlan | None":
-        """What was written, if anything was."""
-        if plan is None:
-            return None
-        batches, cuts = ({int(j): value for j, value in plan[name].items()} for name in ("batches", "cuts"))
-        return cls(batches, cuts, tuple(plan["notes"]))
+    asked: Ids = ()  # whom it was made for, where that was noted: some may be left out
 
 
 class _Round(NamedTuple):

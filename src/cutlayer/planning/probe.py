@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from cutlayer import tree
-from cutlayer.calculus import vjp
-from cutlayer.checks import check_positive
+from cutlayer.core import tree
+from cutlayer.core.calculus import vjp
+from cutlayer.core.checks import check_positive
+from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError
 from cutlayer.planning import estimate
 from cutlayer.planning.problem import LEAST_GAP, Bound
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
-from cutlayer.state import Model, Tensors
 
 
 def probe(split: Split, x: Tensor | Tensors, y: Tensor, *, lr: float, key: int = 0) -> Bound:

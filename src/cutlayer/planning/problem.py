@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cutlayer.checks import check, check_positive
+from cutlayer.core.checks import check, check_positive
 from cutlayer.errors import ConfigError
 from cutlayer.planning.devices import PASSES, Devices
 from cutlayer.planning.profile import Profile

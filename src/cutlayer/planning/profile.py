@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cutlayer import tree
+from cutlayer.core import tree
 from cutlayer.split import Split
 from cutlayer.split.units import Unit, skeleton, units_of
 

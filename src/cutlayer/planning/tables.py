@@ -12,7 +12,7 @@ GAP = 1e-9  # relative: a smaller gain is none
 Mask = NDArray[np.bool_]
 
 
-class Table(NamedTuple):
+class CostTable(NamedTuple):
     """Seconds a sample, and the largest batch."""
 
     there: Floats  # forward and uplink: what R3 bounds
@@ -20,17 +20,17 @@ class Table(NamedTuple):
     server: Floats  # C of (47), of a sample cut there, whoever sent it; a row for all
     capacity: Floats  # by memory and samples, not rounded
 
-    def at(self, cuts: Ints) -> "Table":
+    def at(self, cuts: Ints) -> "CostTable":
         """A vector of each, for one cut a device."""
         i, j = np.arange(len(cuts)), cuts - 1
-        return Table(self.there[i, j], self.back[i, j], self.server[j], self.capacity[i, j])
+        return CostTable(self.there[i, j], self.back[i, j], self.server[j], self.capacity[i, j])
 
 
 @lru_cache(maxsize=4)  # every step of a plan asks for it
-def table(problem: Problem) -> Table:
+def table(problem: Problem) -> CostTable:
     costs, fleet = problem.costs, problem.fleet
     room = [problem.capacity(np.full(problem.num_devices, cut)) for cut in range(1, problem.num_layers + 1)]
-    return Table(
+    return CostTable(
         there=np.outer(1 / fleet.flops, costs.forward) + np.outer(1 / fleet.up, costs.up),
         back=np.outer(1 / fleet.down, costs.down) + np.outer(1 / fleet.flops, costs.backward),
         server=costs.above / fleet.server,

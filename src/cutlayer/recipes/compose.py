@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cutlayer.config import Choice, Run
+from cutlayer.runs.config import Choice, Run
 
 
 def decayed(lr: float, decay: float = 0.998) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
+from cutlayer.core.batches import Batching
 from cutlayer.data.augment import Augment
 from cutlayer.recipes import published
 from cutlayer.recipes.compose import cosine, drawn_by_torch, named, using
-from cutlayer.recipes.published import Table
-from cutlayer.recipes.recipe import Published, Recipe
+from cutlayer.recipes.published import PaperTable
+from cutlayer.recipes.recipe import Published, Recipe, experiment
+from cutlayer.runs.config import Choice, Run
 
 IID = Choice("iid")
 CROP_FLIP = Augment(crop=4, flip=True)
@@ -80,21 +80,22 @@ AS_PAPER_NOTES = (
 )
 
 
-def cut_table3_as_paper() -> Recipe:
+@experiment("The Impact of Cut Layer Selection, Table 3")
+def cut_table3_as_paper(name: str) -> Recipe:
     """Cut layers, Table 3 as stated: IID data."""
-    return _as_paper("cut_table3_as_paper", published.CUT_TABLE3, TABLE3)
+    return _as_paper(name, published.CUT_TABLE3, TABLE3)
 
 
-def cut_table4_as_paper() -> Recipe:
+@experiment("The Impact of Cut Layer Selection, Table 4")
+def cut_table4_as_paper(name: str) -> Recipe:
     """Cut layers, Table 4 as stated: Dir(0.1), and HAM10000 with its own uneven classes."""
     note = "HAM10000 is dealt at random: the paper leaves it as it is, because its classes are uneven by themselves."
-    return _as_paper("cut_table4_as_paper", published.CUT_TABLE4, TABLE4, note)
+    return _as_paper(name, published.CUT_TABLE4, TABLE4, note)
 
 
-def _as_paper(name: str, table: Table, panels: Mapping[str, Run], *notes: str) -> Recipe:
+def _as_paper(name: str, table: PaperTable, panels: Mapping[str, Run], *notes: str) -> Recipe:
     return Recipe(
         runs=named(name, {panel: _stated(run) for panel, run in panels.items()}),
-        source=table.source,
         published=table.by_run(name),
         claims=CLAIMS,
         notes=(*AS_PAPER_NOTES, *notes),
@@ -165,16 +166,18 @@ AS_RUN_NOTES = (
 )
 
 
-def cut_table3_as_run() -> Recipe:
+@experiment("The Impact of Cut Layer Selection, Table 3")
+def cut_table3_as_run(name: str) -> Recipe:
     """Cut layers, Table 3 as its numbers were made: IID data."""
     notes = (
         "CIFAR-10 has 100 rounds after a remark in the authors' code; the paper says 200. No result file is public.",
         "fedavg-sgd on Tiny-ImageNet is in the result files and not in the paper: it beats every split run.",
     )
-    return _as_run("cut_table3_as_run", published.CUT_TABLE3, AS_RUN_TABLE3, notes)
+    return _as_run(name, published.CUT_TABLE3, AS_RUN_TABLE3, notes)
 
 
-def cut_table4_as_run() -> Recipe:
+@experiment("The Impact of Cut Layer Selection, Table 4")
+def cut_table4_as_run(name: str) -> Recipe:
     """Cut layers, Table 4 as its numbers were made: Dir(0.1), Dir(0.01) for Tiny-ImageNet, HAM10000 at random."""
     notes = (
         "HAM10000 has 300 rounds (the paper says 100) and Tiny-ImageNet Dir(0.01) (the paper says 0.1).",
@@ -182,17 +185,16 @@ def cut_table4_as_run() -> Recipe:
         "fedavg-sgd on HAM10000 is in the result files and not in the paper. Three such runs on uneven Tiny-ImageNet, "
         "54.34, 53.41 and 53.11 %, were removed from the files.",
     )
-    return _as_run("cut_table4_as_run", published.CUT_TABLE4, AS_RUN_TABLE4, notes)
+    return _as_run(name, published.CUT_TABLE4, AS_RUN_TABLE4, notes)
 
 
-def _as_run(name: str, table: Table, panels: Mapping[str, AsRun], notes: tuple[str, ...]) -> Recipe:
+def _as_run(name: str, table: PaperTable, panels: Mapping[str, AsRun], notes: tuple[str, ...]) -> Recipe:
     runs = named(name, {panel: _made(column) for panel, column in panels.items()})
     left_out: Mapping[str, Published] = {
         run.name: published.CUT_LEFT_OUT[run.name] for run in runs if run.name in published.CUT_LEFT_OUT
     }
     return Recipe(
         runs=runs,
-        source=table.source,
         published={**table.by_run(name), **left_out},
         claims=CLAIMS,
         notes=(*AS_RUN_NOTES, *notes),

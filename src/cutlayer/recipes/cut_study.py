@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from cutlayer import build
-from cutlayer.config import Choice, Run
 from cutlayer.recipes.compose import label, named, using
 from cutlayer.recipes.recipe import Recipe, Sweep
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
 from cutlayer.split import Split
 
 METHODS = ("sfl_v1", "sfl_v2")
@@ -37,7 +37,7 @@ def study(
     first_word = base.name.partition("/")[0]
     return Recipe(
         runs=named(f"{first_word}_cuts", panels),
-        figure=(Sweep(label="units at the client", x=_cut, series=lambda run: run.method.name),),
+        figure=(Sweep(label="units at the client", x=_cut),),
     )
 
 

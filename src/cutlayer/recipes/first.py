@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 
-from cutlayer.batches import Batching
-from cutlayer.config import Choice, Run
-from cutlayer.recipes.recipe import Recipe
+from cutlayer.core.batches import Batching
+from cutlayer.recipes.recipe import Recipe, experiment
+from cutlayer.runs.config import Choice, Run
 
 BASIC_METHODS = ("fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl")
 
 
-def digits() -> Recipe:
+@experiment()
+def digits(name: str) -> Recipe:
     """The embedded digits, 20 clients of which 10 a round: half a minute on two cores."""
     return _side_by_side(
         Run(
-            name="digits",
-            data="digits",
+            name=name,
+            data=name,
             clients=20,
             per_round=10,
             partition=Choice("dirichlet", {"alpha": 0.3, "min_size": 8}),
@@ -29,12 +30,13 @@ def digits() -> Recipe:
     )
 
 
-def fashion_mnist() -> Recipe:
+@experiment()
+def fashion_mnist(name: str) -> Recipe:
     """Fashion-MNIST, 50 clients of which 10 a round, Dirichlet 0.2."""
     return _side_by_side(
         Run(
-            name="fashion_mnist",
-            data="fashion_mnist",
+            name=name,
+            data=name,
             clients=50,
             per_round=10,
             partition=Choice("dirichlet", {"alpha": 0.2, "min_size": 32}),
@@ -47,12 +49,13 @@ def fashion_mnist() -> Recipe:
     )
 
 
-def cifar10() -> Recipe:
+@experiment()
+def cifar10(name: str) -> Recipe:
     """CIFAR-10 with ResNet-18 cut after two residual blocks, 100 clients of which 20 a round: for a GPU."""
     return _side_by_side(
         Run(
-            name="cifar10",
-            data="cifar10",
+            name=name,
+            data=name,
             clients=100,
             per_round=20,
             partition=Choice("dirichlet", {"alpha": 0.2, "min_size": 32}),

@@ -12,10 +12,9 @@ Cell = tuple[float] | tuple[float, float] | tuple[float, float, str, float | str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PaperTable:
     """A table as its paper prints it: a row for each method, a cell for each panel."""
 
-    source: str
     panels: tuple[str, ...]
     rows: Mapping[str, tuple[Cell, ...]]
 
@@ -39,8 +38,7 @@ def _published(cell: Cell) -> Published:
     return Published(accuracy=accuracy, std=std, rounds=rounds, speed_up=gain)
 
 
-SMOFI_TABLE1 = Table(
-    source="SMoFi, Table 1",
+SMOFI_TABLE1 = PaperTable(
     panels=("cifar10", "cifar100", "tiny"),
     rows={
         "fedavg": ((77.16, 0.11, "258", 1.00), (48.10, 0.36, "183", 1.00), (33.43, 0.12, "161", 1.00)),
@@ -61,8 +59,7 @@ SMOFI_TABLE1 = Table(
     },
 )
 
-SMOFI_TABLE2 = Table(
-    source="SMoFi, Table 2",
+SMOFI_TABLE2 = PaperTable(
     panels=("cifar10", "cifar100", "tiny"),
     rows={
         "sfl_v1-step": (
@@ -77,8 +74,7 @@ SMOFI_TABLE2 = Table(
     },
 )
 
-SMOFI_TABLE3_DIR05 = Table(
-    source="SMoFi, Table 3, Dir(0.5)",
+SMOFI_TABLE3_DIR05 = PaperTable(
     panels=("cifar10-dir05", "cifar100-dir05", "tiny-dir05"),
     rows={
         "fedavg": ((82.04, 0.22, "85", 1.00), (48.35, 0.58, "164", 1.00), (31.57, 2.43, "126", 1.00)),
@@ -89,8 +85,7 @@ SMOFI_TABLE3_DIR05 = Table(
     },
 )
 
-SMOFI_TABLE3_IID = Table(
-    source="SMoFi, Table 3, IID",
+SMOFI_TABLE3_IID = PaperTable(
     panels=("cifar10-iid", "cifar100-iid", "tiny-iid"),
     rows={
         "fedavg": ((83.52, 0.20, "44", 1.00), (50.29, 0.15, "164", 1.00), (32.38, 0.67, "147", 1.00)),
@@ -101,8 +96,7 @@ SMOFI_TABLE3_IID = Table(
     },
 )
 
-SMOFI_TABLE4 = Table(
-    source="SMoFi, Table 4",
+SMOFI_TABLE4 = PaperTable(
     panels=("tiny-j10", "tiny-j20", "tiny-j30"),
     rows={
         "fedavg": ((31.66, 0.05, "111", 1.00), (32.96, 0.62, "125", 1.00), (33.15, 0.53, "139", 1.00)),
@@ -113,8 +107,7 @@ SMOFI_TABLE4 = Table(
     },
 )
 
-SMOFI_TABLE5 = Table(
-    source="SMoFi, Table 5",
+SMOFI_TABLE5 = PaperTable(
     panels=("shakespeare", "google_speech"),
     rows={
         "fedavg": ((46.08, 0.53, "170", 1.00), (90.84, 0.11, "31", 1.00)),
@@ -125,8 +118,7 @@ SMOFI_TABLE5 = Table(
     },
 )
 
-CUT_TABLE3 = Table(
-    source="The Impact of Cut Layer Selection, Table 3",
+CUT_TABLE3 = PaperTable(
     panels=("cifar10", "cifar100", "tiny"),
     rows={
         "fedavg": ((85.25, 0.07), (48.48, 0.38), (47.49, 0.07)),
@@ -141,8 +133,7 @@ CUT_TABLE3 = Table(
     },
 )
 
-CUT_TABLE4 = Table(
-    source="The Impact of Cut Layer Selection, Table 4",
+CUT_TABLE4 = PaperTable(
     panels=("ham10000", "cifar10", "cifar100", "tiny"),
     rows={
         "fedavg": ((77.37, 0.35), (67.59, 2.52), (42.60, 1.18), (28.33, 0.28)),
@@ -168,7 +159,6 @@ CUT_LEFT_OUT = {
 class Text:
     """What a paper's text says of converged runs beside the first: by panel and label, points below it and times it."""
 
-    source: str
     cells: Mapping[str, Mapping[str, tuple[str, str]]]
 
     def by_run(self, recipe: str) -> dict[str, Published]:
@@ -180,8 +170,7 @@ class Text:
         }
 
 
-HASFL_FIG6 = Text(
-    source="HASFL, Section VII-B",
+HASFL_FIG6 = Text(  # of Section VII-B
     cells={
         "cifar10-iid": {"habs_rms": ("1.3", "~6"), "rbs_rms": ("", "9.4")},
         "cifar10-shards": {"habs_rms": ("5.6", "4.8"), "rbs_rms": ("", "9.4")},
@@ -190,8 +179,7 @@ HASFL_FIG6 = Text(
     },
 )
 
-HOSFL_TABLE1 = Table(
-    source="HO-SFL, Table 1",
+HOSFL_TABLE1 = PaperTable(
     panels=(
         *("opt-sst2", "opt-wsc", "opt-rte"),
         *("gemma-sst2", "gemma-wsc", "gemma-rte"),
@@ -204,8 +192,7 @@ HOSFL_TABLE1 = Table(
     },
 )
 
-HOSFL_TABLE2 = Table(
-    source="HO-SFL, Table 2",
+HOSFL_TABLE2 = PaperTable(
     panels=("cifar10-iid", "cifar10-dir1", "cifar100-iid", "cifar100-dir1"),
     rows={
         "sfl_v1": ((77.5, 0.5), (69.3, 2.6), (43.2, 0.4), (39.5, 0.6)),
@@ -225,8 +212,7 @@ HOSFL_TABLE3: Mapping[str, tuple[str, ...]] = {
     "hosfl": ("1.22", "0.00", "0.0002", "1.22", "0.00", "0.004"),
 }
 
-HOSFL_FIG7 = Table(  # in words
-    source="HO-SFL, Appendix C.3",
+HOSFL_FIG7 = PaperTable(  # in words, Appendix C.3
     panels=("llama-sst2",),
     rows={"cut2": ((94.5,),), "cut8": ((93.0,),)},
 )

@@ -1,11 +1,12 @@
 """What a recipe is: the runs of an experiment, what its paper printed, and how to draw it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import wraps
 from typing import Literal
 
-from cutlayer.config import Run
+from cutlayer.runs.config import Run
 
 Measure = Literal["time", "accuracy"]
 Race = Literal["rounds", "time", "converged"]
@@ -50,7 +51,7 @@ class Sweep:
 
     label: str  # of the axis
     x: Callable[[Run], float | str | Apart]  # numbers lie in order, names as the runs come
-    series: Callable[[Run], str]  # runs of one line
+    series: Callable[[Run], str] = lambda run: run.method.name  # runs of one line
     log: bool = False
     bars: bool = False
 
@@ -78,3 +79,21 @@ class Recipe:
     def of_paper(self) -> bool:
         """Whether a paper has printed something of it."""
         return bool(self.published or self.traffic or self.statements or self.claims)
+
+
+EXPERIMENTS: dict[str, Callable[[], Recipe]] = {}
+OURS = "an experiment of this package"
+
+
+def experiment(source: str = "") -> Callable[[Callable[[str], Recipe]], Callable[[], Recipe]]:
+    """Make a recipe of a function: it is known by the function's name, which the function is given."""
+
+    def register(make: Callable[[str], Recipe]) -> Callable[[], Recipe]:
+        @wraps(make)
+        def recipe() -> Recipe:
+            return replace(make(make.__name__), source=source)
+
+        EXPERIMENTS[make.__name__] = recipe
+        return recipe
+
+    return register

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cutlayer.config import Choice, Run
 from cutlayer.errors import ConfigError
+from cutlayer.runs.config import Choice, Run
 
 MARK = "@"  # between the first word of a run's name and its scale
 FEWEST = 2  # clients, also of a round, and rounds: with one of them nothing is left to average or to compare

@@ -1,4 +1,7 @@
-"""A model cut into a client's part and a server's part: units, where they come from, and pure functions of them."""
+"""A model cut into a client's part and a server's part: units, where they come from, and pure functions of them.
+
+Imports: core, errors.
+"""
 
 from cutlayer.split.split import Split
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import tree
-from cutlayer.checks import reason
+from cutlayer.core import tree
+from cutlayer.core.checks import reason
+from cutlayer.core.state import Model
 from cutlayer.errors import ConfigError
-from cutlayer.state import Model
 
 
 def generators(cuda_devices: list[int]) -> list[Tensor]:

@@ -1,22 +1,21 @@
 """Segments: consecutive units of a model as one pure function of the tensors they name."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from cutlayer import keys, tree
+from cutlayer.core import keys, named, tree
+from cutlayer.core.compiling import Compiler, compiler
+from cutlayer.core.precision import layers
+from cutlayer.core.state import Model, Tensors
+from cutlayer.core.torch_private import BatchNorm, NormBase, foreach_add, tensor_homes
 from cutlayer.errors import ConfigError
-from cutlayer.fusing import fused, is_fusing
-from cutlayer.precision import layers
-from cutlayer.rows import Rows
 from cutlayer.split.traits import draws, normalises, writes
 from cutlayer.split.units import Chain, Unit, preloaded, units_of
-from cutlayer.state import Model, Tensors
 
 _GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
 
@@ -39,6 +38,7 @@ class Slot(NamedTuple):
     key: Any
     name: str
     empty: Tensor  # what stands there between calls
+    module: nn.Module
 
 
 class Body:
@@ -76,8 +76,10 @@ class Segment:
         self.normalises = any(normalises(unit.module) for unit in units)  # with the statistics of its batch
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
-        self.statistics = _statistics(units, slots)
-        self._counters = _counters(units, slots)
+        # What normalisation layers move in training: running statistics, and a count of batches.
+        moved = [s for s in self._buffers if isinstance(s.module, NormBase) and s.module.training]
+        self.statistics = _names(moved)
+        self._counters = frozenset(s.name for s in moved if s.key == "num_batches_tracked" and _only_counts(s.module))
         self._found_times: dict[tuple[torch.Size, ...], list[int]] = {}
 
     @property
@@ -93,21 +95,22 @@ class Segment:
 
     def _seeded(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
         if not self.draws:
-            return self._fused(values, x) if is_fusing() else self._run(values, x, _no_seed)
+            by = compiler()
+            return self._run(values, x, _no_seed) if by is None else self._compiled(by, values, x)
         if seed is None:
             raise ConfigError("the model draws random numbers (dropout or the like): give the call a key, not None.")
         with _seeding(seed, tree.tensors(x)[0].device) as seed_for:
             return self._run(values, x, seed_for)
 
-    def _fused(self, values: Values, x: Any) -> tuple[Any, Tensors]:
-        """The same in fewer kernels. Counters of batches, each a number of its own, go on all at once outside."""
+    def _compiled(self, by: Compiler, values: Values, x: Any) -> tuple[Any, Tensors]:
+        """The same, compiled. Counters of batches, each a number of its own, go on all at once outside."""
         counted = [name for name in self.buffers if name in self._counters]
         others = tuple(name for name in self.buffers if name not in self._counters)
         kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
         own = Model(*({name: held[name] for name in names} for held, names in kinds))
-        out, buffers = fused(self._uncounted)(own, x)
+        out, buffers = by(self._uncounted)(own, x)
         if counted:
-            later = torch._foreach_add([values.buffers[name] for name in counted], self._times(values, x, counted))
+            later = foreach_add([values.buffers[name] for name in counted], self._times(values, x, counted))
             buffers = {**buffers, **dict(zip(counted, later, strict=True))}
         return out, {name: buffers[name] for name in self.buffers}
 
@@ -129,50 +132,32 @@ class Segment:
         params, frozen, buffers = values.params, values.frozen, values.buffers
         # Normalisation layers update them in place; a counter that is left out is none to them.
         left_out = self._counters - buffers.keys()
-        fresh = _fresh(buffers, tuple(name for name in self.buffers if name not in left_out))
+        fresh = named.copies(buffers, tuple(name for name in self.buffers if name not in left_out))
         with self.body.lock:
             try:
-                for home, key, name, _ in self._params:
+                for home, key, name, _, _ in self._params:
                     home[key] = params[name]
-                for home, key, name, _ in self._frozen:
+                for home, key, name, _, _ in self._frozen:
                     home[key] = frozen[name]
-                for home, key, name, _ in self._buffers:
+                for home, key, name, _, _ in self._buffers:
                     home[key] = fresh.get(name)
                 for number, steps in self._units:
                     seed_for(number)
                     for step in steps:
                         x = step(x)
-                return x, {name: home[key] for home, key, name, _ in self._buffers if name in fresh}
+                return x, {name: home[key] for home, key, name, _, _ in self._buffers if name in fresh}
             finally:
-                for home, key, _, empty in self._slots:
+                for home, key, _, empty, _ in self._slots:
                     home[key] = empty
 
 
-def _statistics(units: tuple[Unit, ...], slots: tuple[Slot, ...]) -> tuple[str, ...]:
-    """Names of the running statistics that normalisation layers move in training."""
-    layers = [m for unit in units for m in unit.module.modules() if isinstance(m, _NormBase) and m.training]
-    homes = {id(layer._buffers) for layer in layers}
-    return _names(tuple(s for s in slots if id(s.home) in homes))
-
-
-def _counters(units: tuple[Unit, ...], slots: tuple[Slot, ...]) -> frozenset[str]:
-    """Names of the counters of batches that normalisation layers keep and compute nothing with."""
-    layers = [
-        m for unit in units for m in unit.module.modules() if isinstance(m, _BatchNorm) and m.momentum is not None
-    ]
-    homes = {id(layer._buffers) for layer in layers if layer.training}
-    return frozenset(s.name for s in slots if id(s.home) in homes and s.key == "num_batches_tracked")
-
-
-def _fresh(buffers: Tensors, names: tuple[str, ...]) -> Tensors:
-    """Copies of these buffers; of those that lie side by side, all at once."""
-    if isinstance(buffers, Rows) and tuple(buffers) == names:
-        return buffers.clone()
-    return {name: buffers[name].clone() for name in names}
-
-
-def _names(slots: tuple[Slot, ...]) -> tuple[str, ...]:
+def _names(slots: Sequence[Slot]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(slot.name for slot in slots))
+
+
+def _only_counts(norm: nn.Module) -> bool:
+    """Without a momentum, a layer's means over all batches need their number."""
+    return isinstance(norm, BatchNorm) and norm.momentum is not None
 
 
 def _steps(module: nn.Module) -> tuple[nn.Module, ...]:
@@ -184,18 +169,11 @@ def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:
     found: dict[tuple[int, Any], Slot] = {}
     for unit in units:
         for module in unit.module.modules():
-            for home, places in _homes(module):
+            for home, places in tensor_homes(module):
                 for key, tensor in places:
                     if id(tensor) in names:
-                        found[id(home), key] = Slot(home, key, names[id(tensor)], tensor)
+                        found[id(home), key] = Slot(home, key, names[id(tensor)], tensor, module)
     return tuple(found.values())
-
-
-def _homes(module: nn.Module) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]:
-    yield module._parameters, module._parameters.items()
-    yield module._buffers, module._buffers.items()
-    if isinstance(module, nn.RNNBase):  # recurrent layers compute with a list of their own
-        yield module._flat_weights, enumerate(module._flat_weights)
 
 
 def _no_seed(number: int) -> None:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cutlayer import tree
+from cutlayer.core import tree
+from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
 from cutlayer.split.units import skeleton
-from cutlayer.state import Model, Tensors
 
 
 class Split:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
+
+from cutlayer.core.torch_private import BatchNorm, Dropout, children
 
 # fmt: off
 _DRAWS = frozenset({
@@ -24,7 +24,7 @@ def draws(module: nn.Module) -> bool:
 
 def normalises(module: nn.Module) -> bool:
     """Whether a module, in the mode that it is in, computes with the statistics of its batch."""
-    return any(isinstance(m, _BatchNorm) and m.training for m in module.modules())
+    return any(isinstance(m, BatchNorm) and m.training for m in module.modules())
 
 
 def writes(module: nn.Module) -> bool:
@@ -37,7 +37,7 @@ def _draws_itself(module: nn.Module) -> bool:
         return any(_node_draws(node) for node in module.graph.nodes)
     if not module.training:
         return False
-    if isinstance(module, _DropoutNd):
+    if isinstance(module, Dropout):
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
@@ -49,7 +49,7 @@ def _source_draws(module: nn.Module) -> bool:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or type(module).__module__.startswith("torch."):
         return False
-    mentioned = set(code.co_names) - set(module._modules) - set(vars(module))  # self.dropout is judged as a child
+    mentioned = set(code.co_names) - set(children(module)) - set(vars(module))  # self.dropout is judged as a child
     return bool(mentioned & _DRAWS) or any("dropout_p" in c for c in code.co_consts if isinstance(c, tuple))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
 from cutlayer.split.tracing import traced
 
@@ -32,7 +33,7 @@ class Chain(nn.Module):
             *parents, name = path.split(".")
             container: nn.Module = self
             for parent in parents:
-                if parent not in container._modules:
+                if parent not in children(container):
                     container.add_module(parent, nn.Module())
                 container = container.get_submodule(parent)
             container.add_module(name, step)
@@ -48,8 +49,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     if callable(getattr(model, "units", None)):
         return _declared(model)
     if type(model).forward is nn.Sequential.forward:
-        # Not named_children(), which leaves out the second use of a module.
-        return tuple(Unit(name, Chain(model, (name,))) for name in model._modules)
+        return tuple(Unit(name, Chain(model, (name,))) for name in children(model))
     return tuple(Unit(name, module) for name, module in traced(model))
 
 

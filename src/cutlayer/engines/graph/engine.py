@@ -7,38 +7,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from cutlayer import tree
-from cutlayer.batches import Index
-from cutlayer.calculus import Pullback
-from cutlayer.data.arrays import Arrays
-from cutlayer.engines.base import Fn, Ids
+from cutlayer.core import tree
+from cutlayer.core.batches import Index, Samples
+from cutlayer.core.calculus import Pullback
+from cutlayer.core.engine import Fn, Ids
+from cutlayer.core.sums import Weights, weighted_sum
+from cutlayer.core.transfer import upload
+from cutlayer.core.tree import Pending, Tree
+from cutlayer.core.values import Block, PerClient, aligned, shared
+from cutlayer.engines.base import one_by_one
 from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
-from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, Memory, Path, copied, follow
-from cutlayer.engines.graph.lane import Book, Lane, lowered
+from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, Memory, Path, copy_into, follow
+from cutlayer.engines.graph.lane import Book, Lane, NotKept, with_plain_numbers
 from cutlayer.engines.graph.product import Member, is_summable, write_sum
 from cutlayer.engines.graph.queue import (
-    Command,
+    ClientQueue,
     Common,
-    Function,
     Literal,
     Loan,
     Moved,
-    Queue,
-    Ref,
+    Operation,
+    Promise,
+    Same,
     Several,
     Shared,
     Value,
     name_of,
 )
 from cutlayer.engines.graph.recorder import Recorder
-from cutlayer.sums import Weights, weighted_sum
-from cutlayer.transfer import upload
-from cutlayer.tree import Pending, Tree
-from cutlayer.values import Block, PerClient, aligned, shared
+from cutlayer.engines.out_of_memory import out_of_memory
+from cutlayer.errors import ConfigError
 
 log = logging.getLogger("cutlayer")
 Plain = int | float | str | None
+MOST_SURPRISES = 5  # values of a round that recordings should have kept, before they keep whatever is held
+TOO_SHORT = "the GPU's memory is too short even for one client at a time; take smaller batches, or precision 'bf16'"
 MOST_HELD = 16  # chains of each lane whose inputs wait for the lane before the host joins it
 
 
@@ -52,9 +56,9 @@ class Graph:
         self._lanes = [Lane(i, self._book) for i in range(slots)]
         self._forms = Forms()
         self._known: dict[Any, tuple[Form, ...]] = {}  # by operation on values of these forms: what it makes
-        self._functions: dict[Any, Function] = {}
+        self._functions: dict[Any, Same] = {}  # by what stays the same about them
         self._buffers = Buffers(recorder.device, self._book.addresses)
-        self._told: set[Any] = set()
+        self._warned: set[Any] = set()
         self._begin()
 
     def forget(self, *, keep_all: bool = False) -> None:
@@ -66,6 +70,28 @@ class Graph:
     def compile_at_once(self) -> None:
         """From now on compile chains when they are recorded first: what a long run comes to, without the wait."""
         self._book.compiles_at_once = True
+
+    def recover(self, error: BaseException, attempt: int) -> "Graph":
+        """Keep more where a recording kept too little; on out-of-memory, retry with half the slots."""
+        surprised = isinstance(error, NotKept)
+        self.forget(keep_all=surprised and attempt >= MOST_SURPRISES)
+        if surprised:
+            log.info("engine graph: the round is played again, with more kept of it")
+            return self
+        if not out_of_memory(error):
+            raise error
+        if self.slots == 1:
+            raise ConfigError(TOO_SHORT) from error
+        smaller = self.halved()
+        log.warning(
+            "engine graph: memory is too short for %d clients at a time; the round is played again with %d, in turns",
+            self.slots,
+            smaller.slots,
+        )
+        return smaller
+
+    def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
+        return one_by_one(rows)
 
     def halved(self) -> "Graph":
         """An engine with half of the slots that has recorded nothing."""
@@ -79,13 +105,13 @@ class Graph:
         return len(self._lanes)
 
     def _begin(self) -> None:
-        self._queues: dict[int, Queue] = {}
-        self._waiting: dict[int, Queue] = {}
+        self._queues: dict[int, ClientQueue] = {}
+        self._waiting: dict[int, ClientQueue] = {}
         self._assigned: dict[int, int] = {}
         self._running: set[int] = set()  # lanes whose work the host has not joined
         self._held: list[Any] = []  # what running lanes still read
         self._common: dict[int, tuple[Tree, Shared]] = {}
-        self._moves: dict[tuple[int, Path], tuple[Ref, Moved]] = {}
+        self._moves: dict[tuple[int, Path], tuple[Promise, Moved]] = {}
         self._loaded = self._since_load = False
         for lane in self._lanes:
             lane.occupant = None
@@ -93,7 +119,7 @@ class Graph:
     @property
     def num_recordings(self) -> int:
         """Of all chains in all lanes."""
-        return sum(lane.num_recordings for lane in self._lanes)
+        return sum(len(lane.recordings) for lane in self._lanes)
 
     @property
     def refused(self) -> set[str]:
@@ -102,7 +128,7 @@ class Graph:
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
-    def load(self, data: Arrays, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
+    def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
         """Whole stacks at a time. A chain ends where the next batch comes, if not before."""
         if self._since_load or any(queue.asks_pullback for queue in self._waiting.values()):
             self._flush()
@@ -147,10 +173,10 @@ class Graph:
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
         """fn(*values); where values are clients', it joins the chain of the last one."""
-        owned = [v for v in values if isinstance(v, Ref)]
+        owned = [v for v in values if isinstance(v, Promise)]
         if not owned:
             return fn(*(self.real(v) for v in values))
-        queue = owned[-1].cell.queue
+        queue = owned[-1].held.queue
         (ref,) = self._operation("call", fn, [(v, False) for v in values], queue, None)
         return _handed(ref)
 
@@ -166,36 +192,31 @@ class Graph:
 
     def real(self, value: Tree) -> Tree:
         """The value with everything computed, in memory of its own."""
+        return tree.replace((Moved, Pending), self._owned, value)
+
+    def _owned(self, value: Moved | Pending) -> Tree:
         if isinstance(value, Moved):
-            return lowered(value.form, tree.owned(value.tree))
-        if isinstance(value, Pending):
-            return tree.owned(self._seen(value))
-        if isinstance(value, dict):
-            return {k: self.real(v) for k, v in value.items()}
-        return tree.rebuild(value, [self.real(v) for v in value]) if isinstance(value, tuple) else value
+            return with_plain_numbers(value.form, tree.owned(value.tree))
+        return tree.owned(self._seen(value))
 
     # -- chains -----------------------------------------------------------------------------------------------------
 
-    def _queue(self, j: int) -> Queue:
-        """A client's queue; it is the client's from when something is in it, as chains that run drop empty ones."""
-        return self._queues[j] if j in self._queues else Queue(j)
-
     def _each(
         self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
-    ) -> list[tuple[int, list[Ref]]]:
+    ) -> list[tuple[int, list[Promise]]]:
         """One more operation in the chains of these clients, with each one's own arguments."""
         homes = _homes(values)
         return [(j, self._of(how, fn, homes, j, cut)) for j in ids]
 
-    def _of(self, how: str, fn: Any, homes: Sequence[Mapping[int, Block]], j: int, cut: int | None) -> list[Ref]:
-        """One more operation in the chain of one client."""
+    def _of(self, how: str, fn: Any, homes: Sequence[Mapping[int, Block]], j: int, cut: int | None) -> list[Promise]:
+        """One more operation in the chain of one client, whose queue is known from when something is in it."""
         blocks = [home[j] for home in homes]
         arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
-        return self._operation(how, fn, arguments, self._queue(j), cut)
+        return self._operation(how, fn, arguments, self._queues.get(j) or ClientQueue(j), cut)
 
     def _operation(
-        self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: Queue, cut: int | None
-    ) -> list[Ref]:
+        self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: ClientQueue, cut: int | None
+    ) -> list[Promise]:
         """One more operation in a client's chain. One of its kind that was never seen before runs now.
 
         So does one with a plain number: chains with another number each time would be recorded without end.
@@ -208,34 +229,29 @@ class Graph:
         operation = how, name, tuple(given), cut
         forms = self._known.get(operation)
         if forms is None:
-            refs = self._done_now(how, fn, values, queue, cut)
-            self._known[operation] = tuple(ref.form for ref in refs)
-            return refs
+            promises = self._done_now(how, fn, values, queue, cut)
+            self._known[operation] = tuple(promise.form for promise in promises)
+            return promises
         args = tuple(_encoded(value, form, queue) for value, form in zip(values, given, strict=True))
-        function = None if fn is None else self._function(name, fn)
+        function = self._functions.setdefault(name, Same(fn))
         self._queues[queue.client] = self._waiting[queue.client] = queue
         self._since_load |= self._loaded
-        return queue.add(Command(how, function, args, cut), forms)
+        return queue.add(Operation(how, function, args, cut), forms)
 
-    def _function(self, name: Any, fn: Any) -> Function:
-        if name not in self._functions:
-            self._functions[name] = Function(fn)
-        return self._functions[name]
-
-    def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: Queue, cut: int | None) -> list[Ref]:
+    def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: ClientQueue, cut: int | None) -> list[Promise]:
         self._flush()  # what is made now must not take a slot that a waiting chain still reads
-        results = done(how, fn, [self.real(a) for a in arguments], cut)
+        results = done(Operation(how, Same(fn), (), cut), [self.real(a) for a in arguments])
         forms = tuple(self._forms.pullback() if callable(r) else self._forms.of(r) for r in results)
         self._queues[queue.client] = queue
-        refs = [queue.held(form) for form in forms]
-        for ref, result in zip(refs, results, strict=True):
-            queue.values[ref.cell.slot] = Value(ref.form, result)
-        return refs
+        promises = [queue.promise(form) for form in forms]
+        for promise, result in zip(promises, results, strict=True):
+            queue.values[promise.held.slot] = Value(promise.form, result)
+        return promises
 
-    def _at_hand(self, value: Tree, same: bool, queue: Queue) -> Tree:
+    def _at_hand(self, value: Tree, same: bool, queue: ClientQueue) -> Tree:
         """An argument as the chain of this queue can have it."""
-        if isinstance(value, Ref):
-            if value.cell.queue is queue:
+        if isinstance(value, Promise):
+            if value.held.queue is queue:
                 return value
             return self.real(value) if value.form.is_pullback else self._moved(value)
         if _own(value):
@@ -244,30 +260,30 @@ class Graph:
             return value
         return self._spread(value)
 
-    def _moved(self, ref: Ref) -> Moved:
+    def _moved(self, ref: Promise) -> Moved:
         """A value of another queue; once for all that asks for it before the next chains run."""
-        key = id(ref.cell), ref.path
+        key = id(ref.held), ref.path
         if key not in self._moves:
             self._flush()
             self._join()
             self._moves[key] = ref, Moved(ref.form, self._copied(ref))
         return self._moves[key][1]
 
-    def _copied(self, ref: Ref) -> Memory:
+    def _copied(self, ref: Promise) -> Memory:
         """Rows of memory with the value: copies of the rows that it lies in, if it does."""
-        value = ref.cell.queue.values[ref.cell.slot]
+        value = ref.held.value
         seen = self._book.read(value)
         lies = None if value.home is None else value.form.stretches(ref.form, ref.path)
         if lies is not None and not self._book.crowded:
-            lane = self._assigned[ref.cell.queue.client]
+            lane = self._assigned[ref.held.queue.client]
             rows = self._book.bank(value.home, value.form).row(lane)
             return {s.dtype: rows[s.dtype][s.start : s.start + s.size].clone() for s in lies}
         memory = ref.form.layout.empty(self._book.recorder.device)
-        copied(ref.form.layout.of(memory), follow(seen, ref.path))
+        copy_into(ref.form.layout.of(memory), follow(seen, ref.path))
         return memory
 
     def _form(self, value: Tree) -> Any:
-        if isinstance(value, Ref | Shared | Moved):
+        if isinstance(value, Promise | Shared | Moved):
             return value.form
         if isinstance(value, Plain):
             return type(value), value
@@ -278,7 +294,7 @@ class Graph:
         if id(value) not in self._common:
             self._join()
             buffer = self._buffers.take(self._forms.of(value))
-            copied(buffer.tree, value)
+            copy_into(buffer.tree, value)
             self._common[id(value)] = value, Shared(Loan(buffer), buffer.form)
         return self._common[id(value)][1]
 
@@ -295,7 +311,7 @@ class Graph:
         self._book.recorder.fork(set(lanes.values()))
         self._running |= set(lanes.values())
         for queue in waiting:
-            self._held.append((queue.puts, queue.values, queue.common))
+            self._held.append((queue.externals, queue.values, queue.common))
             self._lanes[lanes[queue.client]].run(queue)
         self._waiting.clear()
         self._held.append(list(self._common.values()))
@@ -303,7 +319,7 @@ class Graph:
         self._loaded = self._since_load = False
         if len(self._held) > MOST_HELD * len(self._lanes):
             self._join()
-        self._tell()
+        self._warn()
 
     def _join(self) -> None:
         if self._running:
@@ -312,7 +328,7 @@ class Graph:
         self._held.clear()
         self._buffers.collect()
 
-    def _lane(self, queue: Queue) -> int:
+    def _lane(self, queue: ClientQueue) -> int:
         """A client stays in its lane while it has values; a new one goes where the fewest are."""
         if queue.client not in self._assigned:
             # Clients that nobody asks for any more may never come back: what they left goes with their queues.
@@ -325,29 +341,26 @@ class Graph:
             self._book.crowded = len(set(self._assigned.values())) < len(self._assigned)
         return self._assigned[queue.client]
 
-    def _is_busy(self, queue: Queue) -> bool:
+    def _is_busy(self, queue: ClientQueue) -> bool:
         queue.collect()
-        return bool(queue.forms or queue.commands)
+        return bool(queue.forms or queue.operations)
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         """Why a chain runs as it is, once for each reason."""
-        for why in self.refused - self._told:
+        for why in self.refused - self._warned:
             log.warning("engine graph: a chain runs unrecorded (%s)", why)
-            self._told.add(why)
+            self._warned.add(why)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def _seen(self, value: Tree) -> Tree:
         """The value as it lies in memory now."""
         if isinstance(value, Shared):
-            return lowered(value.form, follow(value.loan.buffer.tree, value.path))
-        if isinstance(value, Ref):
+            return with_plain_numbers(value.form, follow(value.held.buffer.tree, value.path))
+        if isinstance(value, Promise):
             self._flush()
             self._join()
-            queue, slot = value.cell.queue, value.cell.slot
-            own = queue.values[slot]
-            seen = follow(self._book.read(own), value.path)
-            return lowered(value.form, seen)
+            return with_plain_numbers(value.form, follow(self._book.read(value.held.value), value.path))
         if isinstance(value, tuple):
             return tree.rebuild(value, [self._seen(v) for v in value])
         return value
@@ -355,25 +368,25 @@ class Graph:
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
         """The sum as a product of weights and rows; None if the values do not lie in rows, or differ in form."""
         first = next((block.tree for block in rows.blocks), None)
-        if not isinstance(first, Ref) or not is_summable(first.form, largest_integers):
+        if not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
             return None
         members = []
         for block in rows.blocks:
             value = self._in_row(block, first)
             if value is None or value.home is None or value.form.stretches(first.form, first.path) is None:
                 return None
-            lane, weight = self._assigned[block.tree.cell.queue.client], sum(float(weights[j]) for j in block.ids)
+            lane, weight = self._assigned[block.tree.held.queue.client], sum(float(weights[j]) for j in block.ids)
             members.append(Member((value.home, value.form), lane, weight))
         buffer = self._buffers.take(first.form)
         write_sum(members, first.form, first.path, self._book, buffer.memory)
         return Shared(Loan(buffer), buffer.form)
 
-    def _in_row(self, block: Block, like: Ref) -> Value | None:
+    def _in_row(self, block: Block, like: Promise) -> Value | None:
         """The value that a block's handle is, or is a field of, if the field is the same as of the other handle."""
         ref = block.tree
-        if self._book.crowded or not isinstance(ref, Ref) or (ref.path, ref.form) != (like.path, like.form):
+        if self._book.crowded or not isinstance(ref, Promise) or (ref.path, ref.form) != (like.path, like.form):
             return None
-        value = ref.cell.queue.values[ref.cell.slot]
+        value = ref.held.value
         self._book.read(value)
         return value
 
@@ -383,28 +396,28 @@ def _homes(values: Sequence[PerClient]) -> list[dict[int, Block]]:
     return [{j: block for block in v.blocks for j in block.ids} for v in values]
 
 
-def _encoded(value: Tree, form: Any, queue: Queue) -> Any:
+def _encoded(value: Tree, form: Any, queue: ClientQueue) -> Any:
     """An argument as a part of a chain."""
-    if isinstance(value, Ref):
+    if isinstance(value, Promise):
         return queue.argument(value)
     if isinstance(value, Shared):
-        queue.common[value.loan.buffer.number] = value.loan
-        return Common(value.loan.buffer.number, value.path)
+        queue.common[value.held.buffer.number] = value.held
+        return Common(value.held.buffer.number, value.path)
     if isinstance(value, Plain):
         return Literal(type(value), value)
     if isinstance(value, Moved):
-        return queue.put(form, value)
+        return queue.external(form, value)
     if _own(value):
         return Several(tuple(_encoded(v, f, queue) for v, f in zip(value, form, strict=True)))
-    return queue.put(form, value)
+    return queue.external(form, value)
 
 
 def _own(value: Tree) -> bool:
     """Whether a value is, or holds, one of a single client that is in a queue, or was until now."""
-    return isinstance(value, Ref | Moved) or (type(value) is tuple and any(map(_own, value)))
+    return isinstance(value, Promise | Moved) or (type(value) is tuple and any(map(_own, value)))
 
 
-def _handed(ref: Ref) -> Tree:
+def _handed(ref: Promise) -> Tree:
     """The result as a method sees it: several values in a plain tuple are apart."""
     return tuple(ref.item(k) for k in range(len(ref.form.bare))) if type(ref.form.bare) is tuple else ref
 

@@ -1,15 +1,17 @@
 """Forms: what a value looks like without its content, and where it lies in rows of memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cutlayer import tree
-from cutlayer.rows import ALIGNMENT, Place, Rows
-from cutlayer.transfer import sent
-from cutlayer.tree import Tree
+from cutlayer.core import tree
+from cutlayer.core.transfer import sent
+from cutlayer.core.tree import Tree
+from cutlayer.engines.graph.rows import Position, Rows, copy_all
 
 NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}  # numbers in a value are tensors in a row
 Path = tuple[Any, ...]  # names of fields and places in tuples, from the root of a value
@@ -24,7 +26,6 @@ class Form:
         self.is_pullback = is_pullback
         self._forms = forms
         self._fields: dict[Any, Form] = {}
-        self._layout: Layout | None = None
         self._stretches: dict[tuple[Form, Path], list[Stretch] | None] = {}
 
     def field(self, name: Any) -> "Form":
@@ -38,11 +39,9 @@ class Form:
             self._stretches[inner, path] = stretches(self, inner, path)
         return self._stretches[inner, path]
 
-    @property
+    @cached_property
     def layout(self) -> "Layout":
-        if self._layout is None:
-            self._layout = Layout(self.bare)
-        return self._layout
+        return Layout(self.bare)
 
 
 class Forms:
@@ -52,10 +51,10 @@ class Forms:
         self._known: dict[Any, Form] = {}
 
     def of(self, value: Tree) -> Form:
-        look = _look(value)
-        if look not in self._known:
-            self._known[look] = Form(tree.shapes(value), self)
-        return self._known[look]
+        signature = tree.signature(value)
+        if signature not in self._known:
+            self._known[signature] = Form(tree.shapes(value), self)
+        return self._known[signature]
 
     def pullback(self) -> Form:
         """Of a pullback, which is like no other."""
@@ -68,68 +67,57 @@ def follow(value: Tree, path: Path) -> Tree:
     return value
 
 
-def _look(value: Tree) -> Any:
-    if isinstance(value, Tensor):
-        return value.dtype, tuple(value.shape)
-    if isinstance(value, dict):
-        return "dict", tuple((k, _look(v)) for k, v in value.items())
-    if isinstance(value, tuple):
-        return type(value), tuple(map(_look, value))
-    return type(value) if type(value) in NUMBERS else ("as it is", value)
-
-
 class Layout:
-    """Places for all tensors and numbers of a value in rows, one row a type, in the order of the tree."""
+    """Positions for all tensors and numbers of a value in rows, one row a type, in the order of the tree."""
 
     def __init__(self, bare: Tree) -> None:
-        self.bare = bare
         self.sizes: dict[torch.dtype, int] = {}
-        self.places = [self._place(leaf) for leaf in _leaves(bare)]
+        self.tree = self._placed(bare)  # the value with positions in place of tensors and numbers
 
-    def _place(self, leaf: Tensor | float) -> Place:
-        dtype = leaf.dtype if isinstance(leaf, Tensor) else NUMBERS[type(leaf)]
-        shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
-        start = self.sizes.get(dtype, 0)
-        place = Place(dtype, start, shape, _strides(shape, dtype))
-        step = max(1, ALIGNMENT // dtype.itemsize)
-        self.sizes[dtype] = start + -(-place.size // step) * step
-        return place
+    def _placed(self, bare: Tree) -> Tree:
+        if isinstance(bare, dict):
+            return {k: self._placed(v) for k, v in bare.items()}
+        if isinstance(bare, tuple):
+            return tree.rebuild(bare, [self._placed(v) for v in bare])
+        if isinstance(bare, Tensor):
+            return self._next(bare.dtype, tuple(bare.shape))
+        return self._next(NUMBERS[type(bare)], ()) if type(bare) in NUMBERS else bare
+
+    def _next(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Position:
+        position = Position(dtype, self.sizes.get(dtype, 0), shape, _strides(shape, dtype))
+        self.sizes[dtype] = position.end
+        return position
 
     def of(self, memory: Memory) -> Tree:
         """The value whose tensors lie in these rows; its numbers are tensors, too."""
-        places = iter(self.places)
-
-        def build(bare: Tree) -> Tree:
-            if isinstance(bare, dict):
-                own = {k: build(v) for k, v in bare.items()}
-                return self._in_rows(own, memory) if _all_tensors(bare) else own
-            if isinstance(bare, tuple):
-                return tree.rebuild(bare, [build(v) for v in bare])
-            if isinstance(bare, Tensor) or type(bare) in NUMBERS:
-                place = next(places)
-                return place.of(memory[place.dtype])
-            return bare
-
-        return build(self.bare)
-
-    def _in_rows(self, named: dict[str, Tensor], memory: Memory) -> Rows:
-        """The tensors of a dict with the stretch of each row that holds them."""
-        starts: dict[torch.dtype, int] = {}
-        ends: dict[torch.dtype, int] = {}
-        for value in named.values():
-            base, step = memory[value.dtype].storage_offset(), max(1, ALIGNMENT // value.element_size())
-            start = int(value.storage_offset() - base)
-            starts.setdefault(value.dtype, start)
-            ends[value.dtype] = start + -(-value.numel() // step) * step
-        rows = {dtype: memory[dtype][starts[dtype] : ends[dtype]] for dtype in starts}
-        places = {
-            name: Place(v.dtype, int(v.storage_offset() - rows[v.dtype].storage_offset()), tuple(v.shape), v.stride())
-            for name, v in named.items()
-        }
-        return Rows(rows, places)
+        return _built(self.tree, memory)
 
     def empty(self, device: torch.device) -> Memory:
         return {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+
+
+def _built(placed: Tree, memory: Memory) -> Tree:
+    if isinstance(placed, dict):
+        is_flat = placed and all(isinstance(v, Position) for v in placed.values())
+        return _in_rows(placed, memory) if is_flat else {k: _built(v, memory) for k, v in placed.items()}
+    if isinstance(placed, tuple):
+        return tree.rebuild(placed, [_built(v, memory) for v in placed])
+    return placed.of(memory[placed.dtype]) if isinstance(placed, Position) else placed
+
+
+def _in_rows(positions: dict[str, Position], memory: Memory) -> Rows:
+    """The tensors of a dict with the stretch of each row that holds them."""
+    starts: dict[torch.dtype, int] = {}
+    ends: dict[torch.dtype, int] = {}
+    for position in positions.values():
+        starts.setdefault(position.dtype, position.start)
+        ends[position.dtype] = position.end
+    rows = {dtype: memory[dtype][start : ends[dtype]] for dtype, start in starts.items()}
+    return Rows(rows, {name: replace(p, start=p.start - starts[p.dtype]) for name, p in positions.items()})
+
+
+def _positions(placed: Tree) -> list[Position]:
+    return [leaf for leaf in tree.leaves(placed) if isinstance(leaf, Position)]
 
 
 class Stretch(NamedTuple):
@@ -145,37 +133,13 @@ def stretches(form: Form, inner: Form, path: Path) -> list[Stretch] | None:
 
     None for a field that is made up of others in another order.
     """
-    places = iter(form.layout.places)
-    mine = [leaf.place for leaf in tree.leaves(follow(_with_places(form.bare, places), path)) if type(leaf) is _At]
+    mine = _positions(follow(form.layout.tree, path))
     found: dict[torch.dtype, Stretch] = {}
-    for outer, own in zip(mine, inner.layout.places, strict=True):
+    for outer, own in zip(mine, _positions(inner.layout.tree), strict=True):
         stretch = Stretch(own.dtype, outer.start - own.start, inner.layout.sizes[own.dtype])
         if found.setdefault(own.dtype, stretch) != stretch:
             return None
     return list(found.values())
-
-
-class _At:
-    """Stands for a tensor or number of a value."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-
-def _with_places(bare: Tree, places: Iterator[Place]) -> Tree:
-    if isinstance(bare, dict):
-        return {k: _with_places(v, places) for k, v in bare.items()}
-    if isinstance(bare, tuple):
-        return tree.rebuild(bare, [_with_places(v, places) for v in bare])
-    return _At(next(places)) if isinstance(bare, Tensor) or type(bare) in NUMBERS else bare
-
-
-def _leaves(bare: Tree) -> Iterator[Any]:
-    return (leaf for leaf in tree.leaves(bare) if isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
-
-
-def _all_tensors(bare: dict[str, Any]) -> bool:
-    return bool(bare) and all(isinstance(v, Tensor) for v in bare.values())
 
 
 def _strides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
@@ -185,7 +149,7 @@ def _strides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
     return (empty.contiguous(memory_format=torch.channels_last) if last else empty).stride()
 
 
-def copied(target: Tree, source: Tree) -> None:
+def copy_into(target: Tree, source: Tree) -> None:
     """Write a value into rows: numbers as they are, tensors that lie side by side in both as one."""
     into: list[Tensor] = []
     of: list[Tensor] = []
@@ -197,9 +161,7 @@ def copied(target: Tree, source: Tree) -> None:
         elif not is_there(there, here):
             into.append(there)
             of.append(here.detach())
-    for dtype in {a.dtype for a in into}:  # all of a type at once
-        chosen = [k for k, a in enumerate(into) if a.dtype == dtype]
-        torch._foreach_copy_([into[k] for k in chosen], [of[k] for k in chosen])
+    copy_all(into, of)
 
 
 def is_there(home: Tensor, value: Tensor) -> bool:
@@ -209,12 +171,9 @@ def is_there(home: Tensor, value: Tensor) -> bool:
 
 def pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
     """Each tensor of the target with what belongs there; where both are rows of one order, the rows themselves."""
-    if isinstance(target, dict):
-        if isinstance(target, Rows) and target and source.keys() == target.keys():
-            packed = _as_rows(target, source)
-            if packed is not None:
-                yield from packed
-                return
+    if isinstance(target, Rows) and isinstance(source, Rows) and source.positions == target.positions:
+        yield from ((row, source.rows[dtype]) for dtype, row in target.rows.items())
+    elif isinstance(target, dict):
         for name, there in target.items():
             yield from pairs(there, source[name])
     elif isinstance(target, tuple):
@@ -222,9 +181,3 @@ def pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
             yield from pairs(there, here)
     elif isinstance(target, Tensor):
         yield target, source
-
-
-def _as_rows(target: Rows, source: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]] | None:
-    if not isinstance(source, Rows) or source.places != target.places:
-        return None
-    return [(row, source.rows[dtype]) for dtype, row in target.rows.items()]

@@ -1,7 +1,7 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,29 +9,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer import tree
-from cutlayer.checks import reason
-from cutlayer.engines.graph.execute import Given, executed
-from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copied, is_there
-from cutlayer.engines.graph.landing import landable
-from cutlayer.engines.graph.queue import NOT_KEPT, Moved, Queue, Value
+from cutlayer.core import tree
+from cutlayer.core.checks import reason
+from cutlayer.core.state import Grads
+from cutlayer.core.tree import Tree
+from cutlayer.engines.graph.execute import Inputs, executed
+from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, is_there
+from cutlayer.engines.graph.overwriting import overwritable
+from cutlayer.engines.graph.queue import NOT_KEPT, ClientQueue, Moved, Value
 from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import CutlayerError
-from cutlayer.scarcity import out_of_memory
-from cutlayer.state import Grads
-from cutlayer.tree import Tree
 
 log = logging.getLogger("cutlayer")
 # Plays of a chain in all lanes before it is compiled. That takes up to a minute, which short runs never get back; a
 # chain that has come so often is one of a long run, and by then has lost a few seconds.
-FUSE_AFTER = 10_000
+COMPILE_AFTER = 10_000
 
 
 class NotKept(CutlayerError):
     """A value was asked for that the recording of its chain did not keep; from now on it does."""
 
 
-class Pull:
+class LastingPull:
     """A pullback that a recording left behind; each replay refreshes what it computes with."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Out(NamedTuple):
     form: Form
 
 
-class Kept(NamedTuple):
+class KeptInRows(NamedTuple):
     """A value that a recording leaves in rows."""
 
     number: int
@@ -93,7 +93,7 @@ class Bank:
 
 
 @dataclass(eq=False)
-class Chain:
+class ChainHistory:
     """What is known of a chain from all lanes together."""
 
     first: int  # the first flush that had it
@@ -110,7 +110,7 @@ class Book:
     recorder: Recorder
     lanes: int
     banks: dict[tuple[Any, Form], Bank] = field(default_factory=dict)
-    chains: dict[Any, Chain] = field(default_factory=dict)  # by what they compute
+    chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by what they compute
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
     crowded: bool = False  # some clients share a lane
@@ -124,16 +124,13 @@ class Book:
             self.addresses |= {rows.untyped_storage().data_ptr() for rows in bank.memory.values()}
         return self.banks[number, form]
 
-    def chain(self, queue: Queue, reads: Sequence[Value]) -> Chain | None:
+    def chain(self, queue: ClientQueue, reads: Sequence[Value]) -> ChainHistory | None:
         """The chain that waits in a queue; None if it cannot come again, as it needs a passing pullback."""
-        if any(v.form.is_pullback and not isinstance(v.tree, Pull) for v in reads):
+        if any(v.form.is_pullback and not isinstance(v.tree, LastingPull) for v in reads):
             return None
         found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
-        name = tuple(queue.commands), tuple(form for form, _ in queue.puts), found
-        known = self.chains.get(name)
-        if known is None:
-            known = self.chains[name] = Chain(self.flush)
-        return known
+        name = tuple(queue.operations), tuple(form for form, _ in queue.externals), found
+        return self.chains.setdefault(name, ChainHistory(self.flush))
 
     def read(self, value: Value) -> Tree:
         """A value that is needed after its chain has run."""
@@ -153,20 +150,16 @@ class Lane:
 
     def __init__(self, number: int, book: Book) -> None:
         self.number, self.book = number, book
-        self.occupant: Queue | None = None
+        self.occupant: ClientQueue | None = None
         self._homes: dict[tuple[Any, Form], Tree] = {}
-        self._recordings: dict[Any, Recording] = {}
-
-    @property
-    def num_recordings(self) -> int:
-        return len(self._recordings)
+        self.recordings: dict[Any, Recording] = {}
 
     def home(self, number: Any, form: Form) -> Tree:
         if (number, form) not in self._homes:
             self._homes[number, form] = form.layout.of(self.book.bank(number, form).row(self.number))
         return self._homes[number, form]
 
-    def run(self, queue: Queue) -> None:
+    def run(self, queue: ClientQueue) -> None:
         """Run what waits in a queue; afterwards the queue has the values of the slots that somebody holds."""
         queue.collect()
         for slot in queue.reads:
@@ -181,7 +174,7 @@ class Lane:
         queue.values = kept
         queue.begin()
 
-    def _run(self, queue: Queue, outs: Sequence[Out], others: Mapping[int, Value]) -> dict[int, Value]:
+    def _run(self, queue: ClientQueue, outs: Sequence[Out], others: Mapping[int, Value]) -> dict[int, Value]:
         """By slot, what the chain makes that somebody holds, and those of the others that moved into rows for it."""
         reads = self._readings(queue, others)
         chain = self.book.chain(queue, [r.value for r in reads])
@@ -202,7 +195,7 @@ class Lane:
             for o in outs
         }
 
-    def _readings(self, queue: Queue, others: Mapping[int, Value]) -> list[Reading]:
+    def _readings(self, queue: ClientQueue, others: Mapping[int, Value]) -> list[Reading]:
         """What the chain reads; values that come from elsewhere go to the first rows that hold nothing of use."""
         reads = {slot: queue.values[slot] for slot in queue.reads}
         taken = {(v.form, v.home) for v in (*others.values(), *reads.values())}
@@ -214,12 +207,15 @@ class Lane:
 
         return [Reading(slot, value, home(value)) for slot, value in reads.items()]
 
-    def _as_it_is(self, queue: Queue, reads: Sequence[Reading], outs: Sequence[Out]) -> dict[int, Tree]:
-        inputs = [lowered(r.value.form, r.value.tree) for r in reads]
-        common = {n: lowered(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
+    def _as_it_is(self, queue: ClientQueue, reads: Sequence[Reading], outs: Sequence[Out]) -> dict[int, Tree]:
+        inputs = [with_plain_numbers(r.value.form, r.value.tree) for r in reads]
+        common = {n: with_plain_numbers(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
-        puts = [lowered(form, value.tree) if isinstance(value, Moved) else value for form, value in queue.puts]
-        made = executed(queue.commands, Given(inputs, puts, common), lasting)
+        externals = [
+            with_plain_numbers(form, value.tree) if isinstance(value, Moved) else value
+            for form, value in queue.externals
+        ]
+        made = executed(queue.operations, Inputs(inputs, externals, common), lasting)
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
@@ -228,7 +224,9 @@ class Lane:
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
-    def _homes_for(self, chain: Chain | None, outs: Sequence[Out], others: Mapping[int, Value]) -> tuple[Kept, ...]:
+    def _homes_for(
+        self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]
+    ) -> tuple[KeptInRows, ...]:
         """Rows for what is known to be read later: the first that hold nothing which somebody still holds.
 
         What the chain reads may be among them: it is written when everything has been read.
@@ -238,7 +236,7 @@ class Lane:
         keeping = []
         for out in outs:
             if out.number in used or (self.book.keeps_all and not out.form.is_pullback):
-                keeping.append(Kept(out.number, out.form, _first_free(out.form, taken)))
+                keeping.append(KeptInRows(out.number, out.form, _first_free(out.form, taken)))
         return tuple(keeping)
 
     def _inputs(self, reads: Sequence[Reading]) -> list[Tree]:
@@ -246,78 +244,71 @@ class Lane:
         return [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
 
     def _recording(
-        self, queue: Queue, chain: Chain | None, reads: Sequence[Reading], keeping: tuple[Kept, ...]
+        self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], keeping: tuple[KeptInRows, ...]
     ) -> Recording | None:
         """The chain's recording, if it is known well enough to have one."""
         if chain is None or chain.refused is not None or chain.first == self.book.flush:
             return None
-        pulls = any(kept.form.is_pullback for kept in keeping)
-        if pulls and self.book.crowded:
+        if self.book.crowded and any(kept.form.is_pullback for kept in keeping):
             return None  # a pullback cannot move out when the lane's next client comes
         chain.played += 1
-        fuse = chain.compiles and (self.book.compiles_at_once or chain.played > FUSE_AFTER)
-        key = chain, tuple(r.home for r in reads), keeping, fuse
-        known = self._recordings.get(key)
+        compiled = chain.compiles and (self.book.compiles_at_once or chain.played > COMPILE_AFTER)
+        key = chain, tuple(r.home for r in reads), keeping, compiled
+        known = self.recordings.get(key)
         if known is not None:
             return known
         try:
-            made = self._record(key, queue, reads, keeping, apart=pulls, fuse=fuse)
+            made = self._record(key, queue, reads, keeping, compiled)
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
             if out_of_memory(error):
                 raise  # the chain is not to blame
             why = f"{type(error).__name__}: {reason(error)}"
-            if not fuse:
+            if not compiled:
                 chain.refused = why
                 return None
             chain.compiles = False
             log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
             return self._recording(queue, chain, reads, keeping)
-        self._recordings[key] = made
-        self._recordings.pop((*key[:-1], not fuse), None)  # the one before it was compiled
+        self.recordings[key] = made
+        self.recordings.pop((*key[:-1], not compiled), None)  # the one before it was compiled
         return made
 
     def _record(
-        self,
-        what: Hashable,
-        queue: Queue,
-        reads: Sequence[Reading],
-        keeping: tuple[Kept, ...],
-        *,
-        apart: bool,
-        fuse: bool,
+        self, what: Any, queue: ClientQueue, reads: Sequence[Reading], keeping: Sequence[KeptInRows], compiled: bool
     ) -> Recording:
-        commands, inputs = tuple(queue.commands), self._inputs(reads)
-        puts = tuple(self.home(("put", k), form) for k, (form, _) in enumerate(queue.puts))
-        pulls = {kept.number: Pull() for kept in keeping if kept.form.is_pullback}
+        operations = tuple(queue.operations)
+        externals = tuple(self.home(("external", k), form) for k, (form, _) in enumerate(queue.externals))
+        pulls = {kept.number: LastingPull() for kept in keeping if kept.form.is_pullback}
         rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
-        given = Given(inputs, puts, {n: loan.buffer.tree for n, loan in queue.common.items()})
+        common = {n: loan.buffer.tree for n, loan in queue.common.items()}
+        inputs = Inputs(self._inputs(reads), externals, common)
         self._fill(reads, queue)  # the trial computes with true values
-        landing = landable(commands, given, rows) if fuse else {}  # only compiled code gains by it
+        in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains by it
 
         def body() -> None:
-            made = executed(commands, given, frozenset(pulls), landing)
+            made = executed(operations, inputs, frozenset(pulls), in_place)
             for number, pull in pulls.items():
                 pull.current = made[number]
             self._store([(home, made[number]) for number, home in rows.items()])
 
         def trial() -> None:
-            with _unchanged(landing.values()):
-                executed(commands, given, frozenset(pulls), landing)
+            with _unchanged(in_place.values()):
+                executed(operations, inputs, frozenset(pulls), in_place)
 
-        replay = self.book.recorder.record(self.number, what, trial, body, apart=apart, fuse=fuse)
+        replay = self.book.recorder.record(self.number, what, trial, body, apart=bool(pulls), compiled=compiled)
         return Recording(replay, {**rows, **pulls})
 
-    def _fill(self, reads: Sequence[Reading], queue: Queue) -> None:
+    def _fill(self, reads: Sequence[Reading], queue: ClientQueue) -> None:
         """What a chain reads and takes, into the rows where its recording looks for them."""
         for home, read in zip(self._inputs(reads), reads, strict=True):
             if read.comes:
-                copied(home, read.value.tree)
-        for k, (form, given) in enumerate(queue.puts):
+                copy_into(home, read.value.tree)
+        for k, (form, given) in enumerate(queue.externals):
             if isinstance(given, Moved):
-                for dtype, row in self.book.bank(("put", k), form).row(self.number).items():
+                for dtype, row in self.book.bank(("external", k), form).row(self.number).items():
                     row.copy_(given.memory[dtype])
             else:
-                copied(self.home(("put", k), form), given)
+                copy_into(self.home(("external", k), form), given)
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
         """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
@@ -325,11 +316,11 @@ class Lane:
             raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
         safe = [(home, _moved(home, value, self.book.is_static)) for home, value in made]
         for home, value in safe:
-            copied(home, value)
+            copy_into(home, value)
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
-    def _move_in(self, queue: Queue) -> None:
+    def _move_in(self, queue: ClientQueue) -> None:
         """The values of the client that was here before move out of the rows."""
         before, self.occupant = self.occupant, queue
         if before is None or before is queue:
@@ -350,7 +341,7 @@ def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
         yield
     finally:
         for home, value in before:
-            copied(home, value)
+            copy_into(home, value)
 
 
 def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
@@ -360,7 +351,7 @@ def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
     return home
 
 
-def lowered(form: Form, value: Tree) -> Tree:
+def with_plain_numbers(form: Form, value: Tree) -> Tree:
     """The value with plain numbers where its form has them; the host waits for those."""
 
     def lower(bare: Tree, own: Tree) -> Tree:

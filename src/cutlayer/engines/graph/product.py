@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer import tree
+from cutlayer.core import tree
+from cutlayer.core.transfer import upload
 from cutlayer.engines.graph.forms import Form, Memory, Path
 from cutlayer.engines.graph.lane import Book
-from cutlayer.transfer import upload
 
 Key = tuple[int, Form]  # of a bank
 

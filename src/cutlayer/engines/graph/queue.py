@@ -1,7 +1,7 @@
 """What waits to be computed for one client, and handles to it.
 
-A handle (`Ref`) names a slot of the client's queue. A chain names what it reads and makes by their order, not by slots,
-so that the chain of a step is the same as that of the step before.
+A handle (`Promise`) names a slot of the client's queue. A chain names what it reads and makes by their order, not by
+slots, so that the chain of a step is the same as that of the step before.
 """
 
 import heapq
@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from cutlayer.core.tree import Pending, Tree
 from cutlayer.engines.graph.forms import Form, Memory, Path
-from cutlayer.tree import Pending, Tree
 
 
 class Cell:
@@ -20,39 +20,42 @@ class Cell:
 
     __slots__ = ("queue", "slot")
 
-    def __init__(self, queue: "Queue", slot: int) -> None:
+    def __init__(self, queue: "ClientQueue", slot: int) -> None:
         self.queue, self.slot = queue, slot
+
+    @property
+    def value(self) -> "Value":
+        return self.queue.values[self.slot]
 
     def __del__(self) -> None:
         self.queue.freed.append(self.slot)
 
 
 class Formed(Pending):
-    """A value, or a field of one at this path, that looks like its form."""
+    """A value, or a field of one at this path, that looks like its form; what it holds keeps the value alive."""
 
-    __slots__ = ("form", "path")
-    form: Form
-    path: Path
+    __slots__ = ("form", "held", "path")
+
+    def __init__(self, held: Any, form: Form, path: Path = ()) -> None:
+        self.held, self.form, self.path = held, form, path
+
+    def item(self, name: Any) -> Self:
+        return type(self)(self.held, self.form.field(name), (*self.path, name))
 
     @property
     def bare(self) -> Tree:
         return self.form.bare
 
     @property
-    def look(self) -> Form:
+    def signature(self) -> Form:
         return self.form
 
 
-class Ref(Formed):
+class Promise(Formed):
     """A value of one client, or a field of one."""
 
-    __slots__ = ("__weakref__", "cell")
-
-    def __init__(self, cell: Cell, form: Form, path: Path = ()) -> None:
-        self.cell, self.form, self.path = cell, form, path
-
-    def item(self, name: Any) -> "Ref":
-        return Ref(self.cell, self.form.field(name), (*self.path, name))
+    __slots__ = ("__weakref__",)
+    held: Cell
 
 
 class Loan:
@@ -60,7 +63,7 @@ class Loan:
 
     __slots__ = ("buffer",)
 
-    def __init__(self, buffer: "Buffer") -> None:
+    def __init__(self, buffer: "CommonBuffer") -> None:
         self.buffer = buffer
 
     def __del__(self) -> None:
@@ -70,13 +73,8 @@ class Loan:
 class Shared(Formed):
     """A value that is the same for all clients, or a field of one, in memory of the engine's."""
 
-    __slots__ = ("loan",)
-
-    def __init__(self, loan: Loan, form: Form, path: Path = ()) -> None:
-        self.loan, self.form, self.path = loan, form, path
-
-    def item(self, name: Any) -> "Shared":
-        return Shared(self.loan, self.form.field(name), (*self.path, name))
+    __slots__ = ()
+    held: Loan
 
 
 class Moved:
@@ -92,14 +90,14 @@ class Moved:
         return self.form.layout.of(self.memory)
 
 
-class Buffer(NamedTuple):
+class CommonBuffer(NamedTuple):
     """Memory for a value that all clients read."""
 
     number: int
     form: Form
     tree: Tree
     memory: Memory
-    freed: "deque[Buffer]"
+    freed: "deque[CommonBuffer]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class External:
     """An argument that comes from outside of the queue, by the order in which the chain takes them."""
 
     number: int
@@ -148,11 +146,11 @@ class Several:
     items: tuple[Any, ...]
 
 
-class Command(NamedTuple):
+class Operation(NamedTuple):
     """One operation. Its results are the next values that the chain makes."""
 
     how: str  # call, vjp, grad or pull
-    fn: Any
+    fn: "Same"  # one and the same for functions that do the same; of None for a pullback
     args: tuple[Any, ...]
     cut: int | None
 
@@ -169,7 +167,7 @@ class Value(NamedTuple):
     origin: tuple[Any, int] | None = None  # the chain that made it, and which of its values it is
 
 
-class Queue:
+class ClientQueue:
     """One client's chain under way, and the values that earlier chains left in its slots."""
 
     def __init__(self, client: int) -> None:
@@ -183,20 +181,20 @@ class Queue:
 
     def begin(self) -> None:
         """A new chain."""
-        self.commands: list[Command] = []
+        self.operations: list[Operation] = []
         self.reads: dict[int, int] = {}  # by slot: the number under which the chain reads what was there
         self.made: dict[int, int] = {}  # by slot: the number of what the chain has put there
-        self.puts: list[tuple[Form, Tree]] = []
+        self.externals: list[tuple[Form, Tree]] = []
         self.common: dict[int, Loan] = {}
         self._num_made = 0
-        self._put_numbers: dict[int, int] = {}
+        self._external_numbers: dict[int, int] = {}
 
     @property
     def asks_pullback(self) -> bool:
         """Whether the chain reads a pullback: if it left a new one as well, it would be another chain at each step."""
         return any(self.values[slot].form.is_pullback for slot in self.reads)
 
-    def held(self, form: Form) -> Ref:
+    def promise(self, form: Form) -> Promise:
         """A handle to a slot that nobody held."""
         self.collect()
         if not self._free:
@@ -204,29 +202,29 @@ class Queue:
             self._top += 1
         slot = heapq.heappop(self._free)
         self.forms[slot] = form
-        return Ref(Cell(self, slot), form)
+        return Promise(Cell(self, slot), form)
 
-    def add(self, command: Command, forms: tuple[Form, ...]) -> list[Ref]:
+    def add(self, operation: Operation, forms: tuple[Form, ...]) -> list[Promise]:
         """Handles to what one more operation of the chain makes."""
-        self.commands.append(command)
-        refs = [self.held(form) for form in forms]
-        for ref in refs:
-            self.made[ref.cell.slot] = self._num_made
+        self.operations.append(operation)
+        promises = [self.promise(form) for form in forms]
+        for promise in promises:
+            self.made[promise.held.slot] = self._num_made
             self._num_made += 1
-        return refs
+        return promises
 
-    def argument(self, ref: Ref) -> Read | Made:
-        slot = ref.cell.slot
+    def argument(self, promise: Promise) -> Read | Made:
+        slot = promise.held.slot
         if slot in self.made:
-            return Made(self.made[slot], ref.path)
-        return Read(self.reads.setdefault(slot, len(self.reads)), ref.path)
+            return Made(self.made[slot], promise.path)
+        return Read(self.reads.setdefault(slot, len(self.reads)), promise.path)
 
-    def put(self, form: Form, value: Tree) -> Put:
+    def external(self, form: Form, value: Tree) -> External:
         """The value as an argument, once for a chain that names it several times."""
-        number = self._put_numbers.setdefault(id(value), len(self.puts))
-        if number == len(self.puts):
-            self.puts.append((form, value))
-        return Put(number)
+        number = self._external_numbers.setdefault(id(value), len(self.externals))
+        if number == len(self.externals):
+            self.externals.append((form, value))
+        return External(number)
 
     def collect(self) -> None:
         """Slots whose value nobody holds any more are free."""
@@ -234,15 +232,6 @@ class Queue:
             slot = self.freed.popleft()
             del self.forms[slot]
             heapq.heappush(self._free, slot)
-
-
-class Function:
-    """A function in chains: one and the same for functions that do the same."""
-
-    __slots__ = ("fn",)
-
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
 
 
 def name_of(fn: Any) -> Any:

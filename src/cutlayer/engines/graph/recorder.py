@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from cutlayer.fusing import fusing
-from cutlayer.scarcity import out_of_memory, release
+from cutlayer.engines.graph.compiling import compiling
+from cutlayer.engines.out_of_memory import out_of_memory, release
 
 Body = Callable[[], None]
 Trial = Callable[[], object]
@@ -27,11 +27,11 @@ class Recorder(Protocol):
         """Inside, what is computed belongs to the stream of this lane."""
         ...
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         """The body as something that can be run again and again; it has not run yet. The trial has no effect.
 
         Bodies of different lanes that do the same have the same `what`. With `apart`, what the body leaves behind is
-        kept by memory of its own; with `fuse`, it is compiled.
+        kept by memory of its own; with `compiled`, it is compiled.
         """
         ...
 
@@ -54,11 +54,10 @@ class Again:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @contextmanager
-    def on(self, lane: int) -> Iterator[None]:
-        yield
+    def on(self, lane: int) -> Any:
+        return nullcontext()
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         trial()
         return body
 
@@ -87,9 +86,9 @@ class Cuda:
     def on(self, lane: int) -> Any:
         return torch.cuda.stream(self._streams[lane % len(self._streams)])
 
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, fuse: bool) -> Body:
+    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         number = lane % len(self._streams)
-        with torch.cuda.stream(self._streams[number]), fusing() if fuse else nullcontext():
+        with torch.cuda.stream(self._streams[number]), compiling() if compiled else nullcontext():
             self._try(number, what, trial)
             try:
                 return self._captured(number, body, apart)

@@ -1,0 +1,122 @@
+"""The command keys: a private CA, and certificates for the servers and the clients."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cutlayer.cli import show
+from cutlayer.cli.options import Json
+from cutlayer.cli.tables import NONE, plain_table
+from cutlayer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cutlayer.remote.identity.key_folder import Party
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="The folder of the CA, made if it is not there.")],
+    clients: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES|N", help="Names with commas between, or how many: client-1, client-2 and so on."),
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Host name or IP address of a server; may be repeated; by default localhost, 127.0.0.1 and ::1.",
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates; the CA's own is ten years.")] = 365,
+    renew: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="New certificate and key for a client, train or fed; may be repeated."),
+    ] = None,
+    revoke: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Take a client off the servers' lists, for ever; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the keys of a real network: a private CA, and certificates for the servers and the clients.
+
+    Each party has a folder to copy to it whole. Run again with more names to add clients; without any option to see who
+    is there. No key is ever overwritten unless --renew names it.
+    """
+    try:
+        from cutlayer.remote.identity.key_folder import Asked, carry_out
+    except ImportError as missing:
+        raise ConfigError(
+            "cutlayer keys needs cryptography, which is not installed; pip install 'cutlayer[deploy]'"
+        ) from missing
+    asked = Asked(clients=clients, hosts=server or (), days=days, renew=renew or (), revoke=revoke or ())
+    fresh = not (folder / "ca.pem").exists()
+    parties = carry_out(folder, asked)
+    if as_json:
+        show.as_json(_document(folder, parties))
+        return
+    changed = [party for party in parties if party.state in ("new", "renewed") or party.who.name in asked.revoke]
+    show.console().print(_table(folder, changed or parties))
+    for line in _advice(folder, parties, changed, fresh):
+        typer.echo(line)
+
+
+def _document(folder: Path, parties: Sequence["Party"]) -> dict[str, Any]:
+    rows = [
+        {
+            "name": party.who.name,
+            "role": party.who.role,
+            "number": party.number,
+            "state": party.state,
+            "expires": None if party.expires is None else party.expires.isoformat(),
+            "folder": str(party.folder),
+        }
+        for party in parties
+    ]
+    return {"folder": str(folder), "parties": rows}
+
+
+def _table(folder: Path, parties: Sequence["Party"]) -> Table:
+    table = plain_table(f"keys in {folder}")
+    for head in ("name", "role"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("number", justify="right", no_wrap=True)
+    for head in ("state", "expires"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("copy to it", overflow="fold")
+    for party in parties:
+        number = NONE if party.number is None else str(party.number)
+        table.add_row(party.who.name, party.who.role, number, party.state, _expiry(party.expires), _copied(party))
+    return table
+
+
+def _expiry(expires: datetime | None) -> str:
+    return NONE if expires is None else f"{expires:%Y-%m-%d}"
+
+
+def _copied(party: "Party") -> str:
+    if party.state == "revoked":
+        return NONE
+    return f"{party.folder}" if party.expires is not None else f"{NONE} (moved away; --renew makes a new one)"
+
+
+def _advice(folder: Path, parties: Sequence["Party"], changed: Sequence["Party"], fresh: bool) -> list[str]:
+    """What to do next, and what not to."""
+    lines = []
+    if others := len(parties) - len(changed or parties):
+        lines.append(f"{others} others are as before; `cutlayer keys {folder}` shows all.")
+    if fresh:
+        lines.append("Copy each folder whole to its owner, by a safe way: there is a private key in it.")
+        lines.append(f"{folder / 'ca.key'} stays here: whoever has it can make certificates.")
+    elif any(party.who.role == "client" and party.state in ("new", "revoked") for party in changed):
+        lists = " and ".join(str(folder / server / "clients.toml") for server in ("train", "fed"))
+        lines.append(f"The list of clients has changed: copy {lists} to the servers.")
+    if any(party.state == "renewed" for party in changed):
+        lines.append(
+            "The certificate before a renewal stays good until it expires. If somebody else has its key, revoke the "
+            "client and add it under another name; if it is a server's, make a new CA in another folder."
+        )
+    return lines

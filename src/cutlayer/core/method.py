@@ -1,0 +1,107 @@
+"""What every method is: hyper-parameters and pieces, what it needs of a run, a start, and a round."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import Model, State
+from cutlayer.core.values import Held
+from cutlayer.errors import ConfigError, LawError, UsageError
+
+C = TypeVar("C", bound=type[Any])
+
+
+def equal_batches(ids: Sequence[int], batch: int) -> Mapping[int, int]:
+    """Every client keeps the run's batch size."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a method needs of a run; `runs.checks` holds every run to it, wherever it runs."""
+
+    fewest_clients: int = 1  # that a round needs from its beginning to its end
+    num_clients: int | None = None  # of the run, where the method has a list with an entry for each
+    counts_steps: bool = False  # the method says how many mini-batches a round has, so the batching must not
+    batch_sizes: Callable[[Sequence[int], int], Mapping[int, int]] = equal_batches  # clients, the run's batch -> sizes
+    smallest_batch: int | None = None  # of any client in any round, where that is known; the run's by default
+    full_precision: bool = False  # it compares passes that differ by little, which bfloat16 may round away
+
+
+class Method(Protocol):
+    """A frozen dataclass of hyper-parameters and pieces, decorated with `@method`.
+
+    It mentions no engine, meter, transport or file.
+    """
+
+    @property
+    def model(self) -> Any:
+        """The model, as a `Split`."""
+
+    def start(self, server: Server, fed: Fed) -> State:
+        """The state before the first round."""
+        ...
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        """The state after one more round with these clients."""
+        ...
+
+
+def method(cls: C) -> C:
+    """Make a class a method: it gets what it does not declare itself, and it is final.
+
+    It may declare `needs`, a `Needs`, and `metrics(state)`, what else the metrics file records of the last round. A new
+    method is a new program of shared pieces, never an override of another's middle.
+    """
+
+    def refuse(sub: type[Any], /, **_: Any) -> None:
+        raise LawError(
+            f"{sub.__name__} cannot derive from {cls.__name__}: methods are final. "
+            "Compose the pieces (Transform, Exchange, Fuse, Outer) or write a round of its own."
+        )
+
+    cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
+    defaults: dict[str, Any] = {"needs": property(lambda self: Needs()), "metrics": lambda self, state: {}}
+    for name, default in defaults.items():
+        if name not in vars(cls):
+            setattr(cls, name, default)
+    return cls
+
+
+def needs_of(method: Method) -> Needs:
+    """What a method needs of a run."""
+    if not isinstance(vars(type(method)).get("needs"), property):
+        raise ConfigError(f"{type(method).__name__} is no method yet; put @method above its @dataclass")
+    needs: Needs = method.needs  # type: ignore[attr-defined]  # the decorator supplies it
+    return needs
+
+
+def metrics_of(method: Method, state: State) -> dict[str, Any]:
+    """What else the metrics file records of the last round."""
+    metrics: dict[str, Any] = method.metrics(state)  # type: ignore[attr-defined]  # the decorator supplies it
+    return metrics
+
+
+class TooFew(UsageError):
+    """Too few clients are left at the end of a round: it did not happen, and can be tried again."""
+
+
+def check_left(method: str, mean: Held, fewest: int) -> None:
+    """For methods whose layers change servers: a mean over a single client would tell of it."""
+    if mean.stays and fewest > 1:
+        raise too_few(method, fewest)
+
+
+def too_few(method: str, fewest: int) -> TooFew:
+    return TooFew(
+        f"{method} needs at least {fewest} clients until the round has ended, but all others were lost; "
+        "try the round again with more clients"
+    )
+
+
+def global_model(state: State) -> Model:
+    """The whole model, for whoever may hold both halves: evaluation and export."""
+    client: Model = state.client.tree.model
+    return client.joined(state.server.tree.model)

@@ -1,0 +1,92 @@
+"""In which arithmetic the layers of a model compute.
+
+fp32   single precision, also in products on a GPU, where torch by itself lets convolutions round their factors.
+tf32   there the factors of products are rounded to TF32, which has 10 bits of fraction.
+bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and whatever is stored or
+       crosses the cut stay in float32, so that traffic is the same in every precision.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.core import tree
+from cutlayer.core.state import Tensors
+from cutlayer.errors import ConfigError, UnknownNameError
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+_in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
+
+
+@contextmanager
+def computing(precision: Precision) -> Iterator[None]:
+    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before.
+
+    Torch's switches belong to the process: only one thread at a time may be inside.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, _products()
+    token = _in_bfloat16.set(precision == "bf16")
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        _set_products(("tf32" if precision == "tf32" else "ieee",) * 3)
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before[:2]
+        _set_products(before[2])
+        _in_bfloat16.reset(token)
+
+
+def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: int | None) -> tuple[Any, Tensors]:
+    """run(values, x, seed) in the precision of the context; what leaves is of the type that it has in all of them."""
+    if not _in_bfloat16.get():
+        return run(values, x, seed)
+    place = tree.tensors(x)[0].device.type
+    if place == "meta":  # shapes are the same in every precision
+        return run(values, x, seed)
+    # Without a cache, so that what is recorded to be replayed converts the weights each time.
+    with torch.autocast(place, dtype=torch.bfloat16, cache_enabled=False):
+        out, buffers = run(values, x, seed)
+    return tree.map(_single, out), buffers
+
+
+def is_in_bfloat16() -> bool:
+    """Whether layers compute in bfloat16 here."""
+    return _in_bfloat16.get()
+
+
+def check_precision(precision: str, net: nn.Module) -> None:
+    """Refuse an unknown name, and bfloat16 for a model that is not in float32."""
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
+    others = sorted({str(a.dtype).removeprefix("torch.") for a in net.parameters()} - {"float32"})
+    if precision == "bf16" and others:
+        raise ConfigError(
+            f"precision 'bf16' is for models in float32, but this one has values in {' and '.join(others)}; "
+            "use precision 'fp32', which leaves them as they are"
+        )
+
+
+def _single(a: Tensor) -> Tensor:
+    return a.float() if a.dtype == torch.bfloat16 else a
+
+
+def _products() -> tuple[str, ...]:
+    """What torch does with the factors of products: in matrices, in convolutions and in recurrent layers."""
+    cudnn: Any = torch.backends.cudnn
+    matrices: Any = torch.backends.cuda.matmul
+    return matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+
+def _set_products(values: tuple[str, ...]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    matrices: Any = torch.backends.cuda.matmul
+    # Older readers, torch's compiler among them, look here, and it is an error if the two do not agree.
+    matrices.allow_tf32, cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
+    matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = values

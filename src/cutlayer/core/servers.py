@@ -1,0 +1,274 @@
+"""The two servers. The training server computes; the fed server only keeps and averages."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from cutlayer.core import calculus, tree
+from cutlayer.core.calculus import Pull, check_pullback
+from cutlayer.core.engine import Engine
+from cutlayer.core.kinds import MODEL, STATISTICS, SYNC, Kind, Place
+from cutlayer.core.meter import Meter, NoClock, Timer
+from cutlayer.core.state import Grads, Model, Tensors
+from cutlayer.core.sums import Weights
+from cutlayer.core.tree import T, Tree
+from cutlayer.core.values import NOBODY, Held, PerClient, Who, at_once, common, gathered, pair, shared
+from cutlayer.errors import LawError
+
+R = TypeVar("R")
+AtServer = TypeVar("AtServer", bound=Held | PerClient)
+
+
+class Bridge(Protocol):
+    """What lies between the two servers. Where each is a process of its own, a place that is not here has only the
+    shapes of its values."""
+
+    def kept(self, place: Place, value: Tree) -> Tree:
+        """A value that this place holds from now on."""
+        ...
+
+    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+        """fn(*values) at this place."""
+        ...
+
+    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        """Values that this place has sent to the other, where they arrive."""
+        ...
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        """A value of this place that steers the round, which goes on alike at both."""
+        ...
+
+
+class Together:
+    """Both servers are in this process."""
+
+    def kept(self, place: Place, value: Tree) -> Tree:
+        return value
+
+    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+        return fn(*values)
+
+    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        return values
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        return value
+
+
+class Keeper:
+    """What both servers can do: hold values, compute on them, and combine rows."""
+
+    place: Place
+
+    def __init__(
+        self,
+        engine: Engine,
+        meters: tuple[Meter, ...] = (),
+        clock: Timer = NoClock(),
+        bridge: Bridge = Together(),
+    ) -> None:
+        self._engine, self._meters, self._clock, self._bridge = engine, meters, clock, bridge
+
+    def hold(self, value: T) -> Held[T]:
+        """Put a value here that belongs to no client, such as an initial model."""
+        return Held(self.place, self._bridge.kept(self.place, value))
+
+    def pick(self, rows: PerClient[T], j: int) -> Held[T]:
+        """One client's row as a value of this server, which it never leaves for the other."""
+        return Held(self.place, self._own(rows).row(j), stays=True, ready=rows.ready.get(j, 0.0))
+
+    def do(self, fn: Callable[..., R] | Held[Callable[..., R]], *values: Held | float) -> Held[R]:
+        """Run fn, or a pullback that is held here, once."""
+        run = self._own(fn).tree if isinstance(fn, Held) else fn
+        plain = [self._one(v) for v in values]
+        out = self._bridge.run(self.place, lambda *given: self._engine.once(run, given), plain)
+        ready = self._clock.done("call", run, plain, _ready((fn, *values)))
+        return Held(self.place, out, _stay(values), ready)
+
+    def mean(self, rows: PerClient[T], weights: Weights | None = None) -> Held[T]:
+        """The weighted mean; integers (counters of BatchNorm) by maximum."""
+        chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
+        total = sum(chosen.values())
+        if not total > 0:
+            raise LawError("a mean over no clients; a round without clients must be skipped")
+        return self._combined(rows, {j: w / total for j, w in chosen.items()}, largest_integers=True)
+
+    def sum(self, rows: PerClient[T], weights: Weights | None = None) -> Held[T]:
+        """The weighted sum over the rows; integers and truth values count as numbers."""
+        chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
+        return self._combined(rows, chosen, largest_integers=False)
+
+    def _combined(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Held:
+        """What counts fewer than two clients, or was sent across the cut, may tell of a single one and stays."""
+        few = sum(w != 0 for w in weights.values()) < 2
+        from_the_cut = rows.kind is not None and rows.kind.home == "server"
+        combined = self._engine.combine(rows, weights, largest_integers)
+        return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
+
+    def each(self, fn: Callable[..., R], *values: PerClient | Held | float) -> PerClient[R]:
+        """fn once per client; values that are not rows are the same for all."""
+        rows, ids = self._rows(values)
+        made = self._engine.call(fn, rows, ids)
+        return PerClient(self.place, made, ids, ready=self._clock.served("call", fn, rows, ids, made))
+
+    def rows(self, values: Mapping[int, Held[T]]) -> PerClient[T]:
+        """Rows from values that were made one client at a time; they are there when the last of them is."""
+        return gathered(self.place, {j: self._own(v) for j, v in values.items()})
+
+    def copies(self, value: Held[T], who: Who) -> PerClient[T]:
+        """A row of this value for each client; they share memory until they differ."""
+        return shared(self.place, who.ids, self._own(value).tree, value.ready)
+
+    def look(self, value: Held[T]) -> T:
+        """The value itself, for what steers a round; nothing that may tell of a single client."""
+        if self._own(value).stays:
+            raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
+        seen: T = self._bridge.looked(self.place, self._engine.real(value.tree))
+        return seen
+
+    def send(self, kind: Kind, value: AtServer, to: "Keeper") -> AtServer:
+        """Hand an aggregate to the other server, or each client's layers or statistics to the server of their kind."""
+        own = self._own(value)
+        self._check_sending(kind, own, to)
+        rows = shared(self.place, (NOBODY,), own.tree, own.ready) if isinstance(own, Held) else own
+        for meter in self._meters:
+            meter.sent(kind, self.place, to.place, rows)
+        ready = self._clock.sent(kind, self.place, rows)
+        arrived = self._bridge.crossed(self.place, [b.tree for b in rows.blocks])
+        if isinstance(own, Held):
+            return Held(to.place, arrived[0], ready=ready.get(NOBODY, 0.0))  # type: ignore[return-value]
+        blocks = [b._replace(tree=there) for b, there in zip(own.blocks, arrived, strict=True)]
+        return PerClient(to.place, blocks, own.ids, kind, ready)  # type: ignore[return-value]
+
+    def _check_sending(self, kind: Kind, value: Held | PerClient, to: "Keeper") -> None:
+        if isinstance(value, Held):
+            if kind is not SYNC or value.stays:
+                what = kind.name if kind is not SYNC else "a value that may tell of a single client"
+                raise LawError(f"only aggregates go from server to server, as {SYNC.name}; this is {what}")
+            return
+        for block in value.blocks:
+            models = kind is MODEL and isinstance(tree.bare(block.tree), Model)
+            numbers = (
+                kind is STATISTICS
+                and value.kind is None
+                and all(_is_number(a) for a in tree.leaves(block.row(block.ids[0])))
+            )
+            if kind.home != to.place or not (models or numbers):
+                raise LawError(
+                    f"single clients' values go from server to server only as {MODEL.name}, whole models, or as "
+                    f"{STATISTICS.name}, lists of numbers, and only to the {MODEL.home} place; this goes to the "
+                    f"{to.place} as {kind.name}"
+                )
+
+    def _one(self, value: Held | float) -> Any:
+        """The value itself, of one that is held here or of a plain number."""
+        if isinstance(value, PerClient):
+            self._own(value)
+            raise LawError(
+                "`do` computes on one value, but this is a row for each client; use `each`, `mean`, `sum` or `concat`"
+            )
+        return self._own(value).tree if isinstance(value, Held) else value
+
+    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
+        rows = [self._own(v) for v in values if isinstance(v, PerClient)]
+        ids = common(rows, rows[0].ids)
+        return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
+
+    def _spread(self, value: Held | float, ids: tuple[int, ...]) -> PerClient:
+        if isinstance(value, Held):
+            return shared(self.place, ids, self._own(value).tree, value.ready)
+        return shared(self.place, ids, value)
+
+    def _own(self, value: Any) -> Any:
+        if value.place not in (self.place, "anywhere"):
+            raise LawError(f"the {self.place} place was given a value that is at the {value.place}")
+        return value
+
+
+class Fed(Keeper):
+    """The fed server: keeps and averages client-side models."""
+
+    place: Place = "fed"
+
+
+class Server(Keeper):
+    """The training server: computes on each client's rows, side by side."""
+
+    place: Place = "server"
+
+    def each(
+        self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: PerClient | Held | float
+    ) -> PerClient[R]:
+        """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
+        if not isinstance(fn, PerClient):
+            return super().each(fn, *values)
+        check_pullback(fn)
+        rows, ids = self._rows((fn, *values))
+        ready = self._clock.served_pull(rows[0], rows[1], ids)
+        return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
+
+    @overload
+    def vjp(
+        self, fn: Callable[..., tuple[Tensor, Tensors]], part: Held, value: Held, *rest: Any
+    ) -> tuple[Held[Tensor], Held[Pull]]: ...
+    @overload
+    def vjp(
+        self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, value: PerClient, *rest: Any
+    ) -> tuple[PerClient[Tensor], PerClient[Pull]]: ...
+    def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
+        """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
+        if isinstance(part, Held):  # one part over a merged batch
+            values = (part, value, *rest)
+            plain = [self._engine.real(self._one(v)) for v in values]
+            out, pull = calculus.vjp(fn, list(plain), 1)
+            end = self._clock.done("vjp", fn, plain, _ready(values), pull)
+            return Held(self.place, out, _stay(values), end), Held(self.place, pull, _stay(values), end)
+        rows, ids = self._rows((part, value, *rest))
+        made = self._engine.vjp(fn, rows, ids, cut=1)
+        ready = self._clock.served("vjp", fn, rows, ids, made)
+        return pair(PerClient(self.place, made, ids, ready=ready))
+
+    def grad(self, fn: Callable[..., tuple[Tensor, Tensors]], value: PerClient, *rest: Any) -> PerClient[Grads]:
+        """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""
+        rows, ids = self._rows((value, *rest))
+        made = self._engine.grad(fn, rows, ids, cut=0)
+        return PerClient(self.place, made, ids, ready=self._clock.served("grad", fn, rows, ids, made))
+
+    def together(self, rows: PerClient[T]) -> PerClient[T]:
+        """The same rows, once the last of them is here."""
+        (same,) = at_once([self._own(rows)], self._clock.last(rows))
+        return same
+
+    def concat(self, rows: PerClient[Tensor]) -> tuple[Held[Tensor], Callable[[Held[Tensor]], PerClient[Tensor]]]:
+        """The rows as one batch, in the order of the clients, and the way back to rows."""
+        pieces = [self._engine.real(self._own(rows).row(j)) for j in rows.ids]
+        lengths = [len(p) for p in pieces]
+
+        def back(merged: Held[Tensor]) -> PerClient[Tensor]:
+            parts = torch.split(self._own(merged).tree, lengths)
+            return self.rows({j: replace(merged, tree=p) for j, p in zip(rows.ids, parts, strict=True)})
+
+        return Held(self.place, torch.cat(pieces), stays=True, ready=self._clock.last(rows)), back
+
+
+class Ids(NamedTuple):
+    """Client numbers as a selection."""
+
+    ids: tuple[int, ...]
+
+
+def _is_number(leaf: Any) -> bool:
+    """A number, or a list of them: no batch, no layer and no labels."""
+    return isinstance(leaf, float) or (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() < 2)
+
+
+def _ready(values: tuple[Any, ...]) -> list[float]:
+    return [v.ready for v in values if isinstance(v, Held)]
+
+
+def _stay(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(v, Held) and v.stays for v in values)

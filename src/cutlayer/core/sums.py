@@ -1,0 +1,57 @@
+"""Weighted sums over clients."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from cutlayer.core import tree
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import Block, PerClient
+
+Weights = Mapping[int, float]
+
+
+def weighted_sum(rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
+    """Sum of the rows' tensors times their weights, block by block; integers as numbers, or their maximum."""
+    total: Tree = None
+    scratch: Tree = None  # a fresh tensor for every product would cost more than the product
+    for block in rows.blocks:
+        if not largest_integers:
+            block = block._replace(tree=tree.map(_as_number, block.tree))
+        own = [float(weights[j]) for j in block.ids]
+        if total is None:
+            total = _contracted(block, own)
+        elif block.stacked:
+            total = tree.map(_plus, total, _contracted(block, own))
+        else:
+            scratch = tree.map(torch.empty_like, total) if scratch is None else scratch
+            total = tree.map(partial(_added, weight=sum(own)), total, block.tree, scratch)
+    return total
+
+
+def _as_number(a: Tensor) -> Tensor:
+    return a if a.is_floating_point() else a.double()
+
+
+def _contracted(block: Block, weights: list[float]) -> Tree:
+    def stacked(a: Tensor) -> Tensor:
+        if not a.is_floating_point():
+            return a.amax(0)
+        summed: Tensor = torch.tensordot(torch.tensor(weights, dtype=a.dtype, device=a.device), a, 1)
+        return summed
+
+    def same(a: Tensor) -> Tensor:
+        return a * sum(weights) if a.is_floating_point() else a.clone()
+
+    return tree.map(stacked if block.stacked else same, block.tree)
+
+
+def _added(total: Tensor, a: Tensor, scratch: Tensor, *, weight: float) -> Tensor:
+    """The total and a times its weight, in place: a total is always this module's own."""
+    return total.add_(torch.mul(a, weight, out=scratch)) if a.is_floating_point() else torch.maximum(total, a)
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    return a + b if a.is_floating_point() else torch.maximum(a, b)

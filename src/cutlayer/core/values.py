@@ -1,0 +1,256 @@
+"""Values and where they are: one per client (`PerClient`), or one at a server (`Held`)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer.core import tree
+from cutlayer.core.kinds import Kind, Place
+from cutlayer.core.tree import T, Tree
+from cutlayer.errors import LawError
+
+Gives = Kind | Mapping[str, Kind] | None
+Raw = Literal["x", "y"]
+
+
+class Who(Protocol):
+    """Anything that names clients."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+
+@tree.storable
+@dataclass(frozen=True, slots=True)
+class Held(tree.Node, Generic[T]):
+    """One value at a server. A field of it is held there, too: it stays if the value stays, and is there when it is."""
+
+    _fields = ("place", "tree", "stays", "ready")
+
+    place: Place
+    tree: T
+    stays: bool = False  # it may tell of a single client, so it never goes to the other server
+    ready: float = 0.0  # the simulated second at which it is there
+
+    def __post_init__(self) -> None:
+        _check_names(tree.bare(self.tree), self._fields, "a value that is held")
+
+    def __getattr__(self, name: str) -> "Held[Any]":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Held(self.place, tree.field(self.tree, name), self.stays, self.ready)
+
+
+class Block(NamedTuple):
+    """The values of some clients: stacked on a leading axis, or one that is the same for all of them."""
+
+    ids: tuple[int, ...]
+    tree: Tree
+    stacked: bool
+    gives: Gives = None  # the kind, or the kind of each field, that the client may send this up as
+    raw: Raw | None = None  # the client's own inputs or labels as they are
+
+    def take(self, ids: tuple[int, ...]) -> "Block":
+        if ids == self.ids:
+            return self
+        if not self.stacked:
+            return self._replace(ids=ids)
+        index = self._index(ids)
+        return self._replace(ids=ids, tree=tree.map(lambda a: a[index], self.tree))
+
+    def _index(self, ids: tuple[int, ...]) -> slice | Tensor:
+        at = {j: k for k, j in enumerate(self.ids)}
+        rows = [at[j] for j in ids]
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            return slice(rows[0], rows[0] + len(rows))  # a view, no copy
+        return torch.tensor(rows)
+
+    def row(self, j: int) -> Tree:
+        if not self.stacked:
+            return self.tree
+        k = self.ids.index(j)
+        return tree.map(lambda a: a[k], self.tree)
+
+    def wide(self) -> Tree:
+        """The tree with a leading axis of clients, without copying a shared value."""
+        n = len(self.ids)
+        return self.tree if self.stacked else tree.map(lambda a: a.expand(n, *a.shape), self.tree)
+
+    def field(self, name: str) -> "Block":
+        gives = self.gives.get(name) if isinstance(self.gives, Mapping) else None
+        return self._replace(tree=tree.field(self.tree, name), gives=gives)
+
+
+NOBODY = -1  # the client of a row that belongs to none
+ALWAYS: Mapping[int, float] = {}  # there from the beginning
+
+
+class PerClient(Generic[T]):
+    """One value per client: opaque at the clients, rows at a server.
+
+    The blocks are the engine's business: equal shapes side by side, or a block a client. `v[who]` selects, and
+    `v[who] = new` replaces the values of those clients only.
+    """
+
+    __slots__ = ("_blocks", "_ids", "kind", "place", "ready")
+
+    def __init__(
+        self,
+        place: Place,
+        blocks: Sequence[Block],
+        ids: Iterable[int] | None = None,
+        kind: Kind | None = None,
+        ready: Mapping[int, float] = ALWAYS,
+    ) -> None:
+        self.place = place
+        self.kind = kind  # what it came up as, until something is computed from it
+        self.ready = ready  # by client: the simulated second at which its value is there
+        self._blocks = list(blocks)
+        for block in self._blocks[:1]:  # the others look alike
+            _check_names(tree.bare(block.tree), OWN, "a value per client")
+        self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self._ids
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self._blocks
+
+    def __getitem__(self, who: Who) -> "PerClient[T]":
+        if who.ids == self._ids:
+            return self._with(self._blocks, self._ids)
+        wanted = set(who.ids)
+        return self._with(_narrowed(self._blocks, wanted), tuple(j for j in self._ids if j in wanted))
+
+    def __setitem__(self, who: Who, new: "PerClient[T]") -> None:
+        if new.place != self.place:
+            raise LawError(
+                f"a value at the {new.place} cannot be put among values at the {self.place}; send it there first"
+            )
+        changed = new if new.ids == who.ids else new[who]
+        stray = set(changed.ids) - set(self._ids)
+        if stray:
+            raise LawError(f"clients {sorted(stray)} hold no value here yet; only clients that do can be assigned to")
+        kept = _narrowed(self._blocks, set(self._ids) - set(changed.ids))
+        self._blocks = [*kept, *changed.blocks]
+        if changed.ready or self.ready:
+            self.ready = {**self.ready, **{j: changed.ready.get(j, 0.0) for j in changed.ids}}
+
+    def __getattr__(self, name: str) -> "PerClient[Any]":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._with([b.field(name) for b in self._blocks], self._ids)
+
+    def _with(self, blocks: Sequence[Block], ids: tuple[int, ...]) -> "PerClient[Any]":
+        return PerClient(self.place, blocks, ids, self.kind, self.ready)
+
+    def row(self, j: int) -> T:
+        """Client j's value; only a server can look."""
+        if self.place == "clients":
+            raise LawError(f"the value of client {j} is at the client; `up` is the only way to bring it to a server")
+        return self.at(j)
+
+    def at(self, j: int) -> T:
+        """Client j's value, for engines: a client looks at its own."""
+        value: T = next(b for b in self._blocks if j in b.ids).row(j)
+        return value
+
+
+OWN = tuple(name for name in dir(PerClient) if not name.startswith("_"))  # in alphabetical order
+
+
+def _check_names(value: Tree, own: Sequence[str], what: str) -> None:
+    """A field with the name of something that a value at a place has itself could not be asked for."""
+    for name in own:
+        if name in getattr(value, "_fields", ()):
+            raise LawError(
+                f"{type(value).__name__} has a field {name!r}, but `value.{name}` of {what} is an attribute of its "
+                f"own; rename the field (these names are taken: {', '.join(own)})"
+            )
+
+
+def _narrowed(blocks: Iterable[Block], wanted: set[int]) -> list[Block]:
+    kept = [(b, tuple(j for j in b.ids if j in wanted)) for b in blocks]
+    return [b.take(ids) for b, ids in kept if ids]
+
+
+def shared(place: Place, ids: tuple[int, ...], value: T, ready: float = 0.0) -> PerClient[T]:
+    """The same value for all of these clients, held once."""
+    times = dict.fromkeys(ids, ready) if ready else ALWAYS
+    return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids, ready=times)
+
+
+def gathered(place: Place, values: Mapping[int, Held[T]]) -> PerClient[T]:
+    """Rows from values that were made one client at a time; they are there when the last of them is.
+
+    Clients whose value is one and the same sit together, so that an engine can compute them side by side.
+    """
+    last = max((v.ready for v in values.values()), default=0.0)
+    groups: dict[Any, list[int]] = {}
+    for j, held in values.items():
+        groups.setdefault(held.tree if isinstance(held.tree, int) else id(held.tree), []).append(j)
+    blocks = [Block(tuple(ids), values[ids[0]].tree, stacked=False) for ids in groups.values()]
+    return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
+
+
+def united(*values: PerClient[T]) -> PerClient[T]:
+    """The values of different clients at one place as one."""
+    times = {j: second for v in values for j, second in v.ready.items()}
+    return PerClient(values[0].place, [b for v in values for b in v.blocks], ready=times)
+
+
+def at_once(values: Sequence[PerClient], last: float) -> tuple[PerClient, ...]:
+    """The same values, there at this second."""
+    return tuple(
+        PerClient(v.place, v.blocks, v.ids, v.kind, dict.fromkeys(v.ids, last) if last else ALWAYS) for v in values
+    )
+
+
+def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the ids that every value has: a client that vanished is simply absent."""
+    for v in values:
+        if v.ids != ids:
+            have = set(v.ids)
+            ids = tuple(j for j in ids if j in have)
+    return ids
+
+
+def aligned(values: Sequence[PerClient], ids: tuple[int, ...]) -> list[tuple[tuple[int, ...], list[Block]]]:
+    """Groups of clients whose values sit together in every argument, with those blocks."""
+    if all(len(v.blocks) == 1 and v.blocks[0].ids == ids for v in values):
+        return [(ids, [v.blocks[0] for v in values])] if ids else []
+    homes = [{j: k for k, b in enumerate(v.blocks) for j in b.ids} for v in values]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for j in ids:
+        groups.setdefault(tuple(home[j] for home in homes), []).append(j)
+    return [
+        (tuple(members), [v.blocks[k].take(tuple(members)) for v, k in zip(values, place, strict=True)])
+        for place, members in groups.items()
+    ]
+
+
+def settled(value: Any) -> Any:
+    """The same values, there from the beginning: what a round leaves is there when the next one starts."""
+    return tree.replace(Held, lambda held: replace(held, ready=0.0), value)
+
+
+def unzipped(value: PerClient) -> Any:
+    """A tuple of values where the function gave a plain tuple, else the value itself."""
+    first = value.blocks[0].tree if value.blocks else None
+    if type(first) is not tuple:
+        return value
+    return tuple(
+        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
+        for k in range(len(first))
+    )
+
+
+def pair(value: PerClient) -> tuple[PerClient, PerClient]:
+    """The two values of what a function gave as a pair; where there is no client, two that nobody has."""
+    both: tuple[PerClient, PerClient] = unzipped(value) if value.blocks else (value, value)
+    return both

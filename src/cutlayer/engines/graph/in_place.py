@@ -1,0 +1,56 @@
+"""Steps of optimisers on rows, and functions that can write their result into memory which they are given."""
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar
+
+from cutlayer.core.state import Grads, Part
+from cutlayer.core.tree import Tree
+from cutlayer.engines.graph import rows
+from cutlayer.engines.graph.compiling import compiled
+from cutlayer.engines.graph.queue import Operation
+from cutlayer.engines.graph.rows import Rows
+from cutlayer.optim.optimiser import Optimiser, stepped
+
+Fn = Callable[..., Tree]
+F = TypeVar("F", bound=Fn)
+_IN_PLACE: dict[Any, Fn] = {}  # by the method that they do the same as
+
+
+def in_place(method: Fn) -> Callable[[F], F]:
+    """Declare a function as the form of a method that takes memory for its result as well, as its last argument."""
+
+    def declare(form: F) -> F:
+        _IN_PLACE[method] = form
+        return form
+
+    return declare
+
+
+def form_in_place(operation: Operation) -> Fn | None:
+    """The form of an operation's function that takes memory for its result, if it has one."""
+    fn = operation.fn.value
+    form = _IN_PLACE.get(fn.__func__) if operation.how == "call" and isinstance(fn, MethodType) else None
+    return form and partial(form, fn.__self__)
+
+
+@stepped.register
+def _(params: Rows, opt: Optimiser, part: Part, grads: Grads) -> Part:
+    if not _works_on_rows(opt, part, grads):
+        return opt.update(part, grads)
+    return rows.apart(compiled(opt.update)(*rows.together(part, grads)), part)
+
+
+@in_place(Optimiser.step)
+def step_in_place(opt: Optimiser, part: Part, grads: Grads, home: Part) -> Part:
+    """A step with parameters and moments written into those of `home`, which may be the part itself."""
+    if not _works_on_rows(opt, part, grads):
+        return opt.update(part, grads)
+    params, moments = rows.within(home)
+    rest = compiled(opt.update_in_place)(*rows.together(part, grads), params, moments)
+    return rows.apart(rest._replace(params=params, moments=moments), part)
+
+
+def _works_on_rows(opt: Optimiser, part: Part, grads: Grads) -> bool:
+    return opt.treats_values_alike and rows.fits(part, grads)

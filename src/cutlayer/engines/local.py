@@ -1,0 +1,95 @@
+"""Clients in this process: an engine computes them, nobody is ever lost, and what crosses stays where it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cutlayer.core import keys
+from cutlayer.core.batches import Index, Samples, Walk
+from cutlayer.core.engine import Engine, Fn, Ids
+from cutlayer.core.kinds import Kind, Parcel
+from cutlayer.core.memory import Keeps, Recall
+from cutlayer.core.transport import Augmentation, Brought
+from cutlayer.core.values import Block, PerClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """All clients of a round, computed by one engine."""
+
+    engine: Engine
+    data: Samples
+    kept: Keeps
+    key: int  # that the clients' own seeds are drawn from
+    augment: Augmentation | None = None
+    index: Sequence[Index] | None = None  # which samples are whose; None where all are the one client's
+
+    def alive(self, ids: Ids) -> Ids:
+        return ids
+
+    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
+        rows = {j: walk.samples(j, step) for j, step in steps.items()}
+        if self.index is not None:
+            rows = {j: self.index[j][places] for j, places in rows.items()}
+        x, y = self.engine.load(self.data, rows)
+        return (x if self.augment is None else _augmented(x, self.augment, step_keys)), y
+
+    def keys(self, keys: Mapping[int, int]) -> PerClient:
+        return self.engine.keys(keys)
+
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        return self.engine.seeds(keys)
+
+    def own_seeds(self, number: int, ids: Ids) -> PerClient:
+        known = self.engine.seeds({j: keys.fold(self.key, "own", number, j) for j in ids})
+        return PerClient("clients", known.blocks, known.ids)  # where no server can read them
+
+    def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
+        return self.engine.call(fn, values, ids)
+
+    def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        return self.engine.vjp(fn, values, ids, cut=cut)
+
+    def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        return self.engine.grad(fn, values, ids, cut=cut)
+
+    def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
+        return self.engine.pull(pullbacks, gradient)
+
+    def down(self, kind: Kind, value: PerClient) -> list[Block]:
+        return value.blocks
+
+    def up(self, parcels: Sequence[Parcel], ids: Ids) -> Brought:
+        return Brought(ids, [p.value.blocks for p in parcels])
+
+    def memory(self, ids: Ids) -> Recall:
+        return Remembering(self.kept.at(ids), self.engine)
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """What some clients keep; what they are to keep is computed first."""
+
+    kept: Recall
+    engine: Engine
+
+    def versions(self, name: str) -> dict[int, int]:
+        return self.kept.versions(name)
+
+    def recall(self, name: str) -> PerClient:
+        return self.kept.recall(name)
+
+    def keep(self, name: str, value: PerClient, version: int) -> PerClient:
+        blocks = [b._replace(tree=self.engine.real(b.tree)) for b in value.blocks]
+        there = PerClient(value.place, blocks, value.ids, value.kind, value.ready)
+        return self.kept.keep(name, there, version)
+
+
+def _augmented(x: PerClient, augment: Augmentation, step_keys: Mapping[int, int]) -> PerClient:
+    """Each client's images changed by its own key, whoever else is stacked with it."""
+
+    def changed(block: Block) -> Block:
+        stack = block.tree if block.stacked else block.tree[None]
+        new = augment(stack, [step_keys[j] for j in block.ids])
+        return block._replace(tree=new if block.stacked else new[0])
+
+    return PerClient(x.place, [changed(b) for b in x.blocks], x.ids)

@@ -1,0 +1,33 @@
+"""How a method starts, and models that it cannot train."""
+
+from typing import Literal
+
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.errors import ConfigError
+from cutlayer.optim import Transform
+from cutlayer.split import Split
+
+Side = Literal["client", "server"]
+
+
+def with_one_server(model: Split, server_opt: Transform, server: Server, fed: Fed) -> State:
+    """The start of a method whose server trains one part for all clients, round after round."""
+    lower, upper = model.initial()
+    return State(0, fed.hold(lower), server.hold(server_opt.begin(upper, 0)), {})
+
+
+def refuse_u_shape(method: str, model: Split) -> None:
+    """For methods whose server needs the loss, which in a U-shape is at the clients."""
+    if model.u_shaped:
+        raise ConfigError(f"{method} needs the labels and the last layers at the server; leave the head out")
+
+
+def refuse_live_norms(method: str, model: Split, sides: tuple[Side, ...] = ("client", "server")) -> None:
+    """For methods that compare passes of moved parameters: running statistics would move with every pass."""
+    for side in sides:
+        if model.normalises_at(side):
+            raise ConfigError(
+                f"{method} needs BatchNorm frozen at the {side}: put those layers in eval mode and their parameters to "
+                "requires_grad=False before the split, as freeze_norms = true (cutlayer.models.freeze_norms) does"
+            )

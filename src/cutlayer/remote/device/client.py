@@ -1,0 +1,131 @@
+"""A device's end of gRPC: it joins, works, and comes back by itself when the connection or the server is gone."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cutlayer.core.kinds import ACTIVATIONS
+from cutlayer.errors import LinkError
+from cutlayer.remote.device.fed_stream import FedStream
+from cutlayer.remote.device.session import ClientDevice, Reply, Session, forms_of
+from cutlayer.remote.device.stream import Stream, StreamEnded
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.protocol.messages import PROTOCOL, Done, Hello, Packing, Ready, Welcome, Work
+from cutlayer.version import __version__
+
+log = logging.getLogger("cutlayer")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between attempts, doubled each time
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions:
+    """Who joins: its name and certificate, and how it makes itself ready for a run."""
+
+    address: str
+    fed: str | None = None  # the fed server, where it is a process of its own
+    name: str
+    credentials: Credentials | None
+    plugins: dict[str, str]
+    ready: Callable[[Welcome], ClientDevice]  # a UsageError if it cannot or will not take part
+    tells: Callable[[str], None] = log.info
+    gives_up_after: float = float("inf")  # seconds without a server
+
+
+def stay(options: JoinOptions) -> str:
+    """Take part until the run is over; the server's last words. LinkError if the server will not have this client."""
+    pause, last_seen = FIRST_PAUSE, time.monotonic()
+    while True:
+        connection = ServerConnection(options)
+        try:
+            return connection.run()
+        except KeyboardInterrupt:
+            connection.close("it was stopped")
+            raise
+        except StreamEnded as left:
+            if not left.again:
+                raise LinkError(str(left)) from None
+            reason = str(left)
+        finally:
+            connection.close()
+        if connection.worked:
+            pause, last_seen = FIRST_PAUSE, time.monotonic()
+        if time.monotonic() - last_seen > options.gives_up_after:
+            raise LinkError(f"no server at {options.address} for {options.gives_up_after:g} seconds: {reason}")
+        options.tells(f"{reason}; trying {options.address} again in {pause:.1f} s")
+        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once when a server comes back
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class ServerConnection:
+    """One session with a server, and with the fed server where that is another."""
+
+    def __init__(self, options: JoinOptions) -> None:
+        self.options = options
+        self.worked = False  # whether the server had any use for it
+        self._train = Stream(options.address, "train", options.credentials)
+        self._fed: FedStream | None = None
+
+    def run(self) -> str:
+        self._train.say(self._hello())
+        session: Session | None = None
+        packing: Packing = "raw"
+        for message, tensors in self._train:
+            match message:
+                case Welcome():
+                    session, packing = self._begun(message), message.packing
+                    self._train.say(_ready(session, message.session))
+                case Work() if session is not None:
+                    self._work(session, message, tensors, packing)
+                case Done(reason):
+                    return reason
+                case _:
+                    raise StreamEnded(f"the server sent a {type(message).__name__}, which does not belong there", True)
+        raise StreamEnded("the server closed the connection", True)
+
+    def _begun(self, welcome: Welcome) -> Session:
+        device = self.options.ready(welcome)
+        if self.options.fed is None:
+            return Session(device, welcome.session)
+        self._fed = FedStream(Stream(self.options.fed, "fed", self.options.credentials), self._train.close)
+        other = self._fed.opened(self._hello())
+        if (other.run, other.client) != (welcome.run, welcome.client):
+            raise LinkError("the two servers do not serve the same run, or do not agree on who this client is")
+        self._fed.follow(_ready(Session(device, other.session), other.session))
+        return Session(device, welcome.session, self._fed.value)
+
+    def _work(self, session: Session, work: Work, tensors: list[Tensor], packing: Packing) -> None:
+        reply = session.work(work, tensors)
+        self.worked = True
+        if reply is not None and reply.to_fed and self._fed is not None:
+            self._fed.send(reply)
+        elif reply is not None:
+            self._train.say(reply.message, reply.tensors, packings(reply, packing))
+        session.device.store.save(work.round + 1)
+
+    def _hello(self) -> Hello:
+        options = self.options
+        return Hello(protocol=PROTOCOL, version=__version__, name=options.name, plugins=options.plugins)
+
+    def close(self, reason: str = "") -> None:
+        """Leave; with a reason the server is told it."""
+        self._train.close(reason)
+        if self._fed is not None:
+            self._fed.close()
+
+
+def packings(reply: Reply, packing: Packing) -> Sequence[Packing]:
+    """Only activations are packed: gradients, models and scalars travel as they are."""
+    packed = (
+        kind == ACTIVATIONS.name and a.is_floating_point() for a, kind in zip(reply.tensors, reply.kinds, strict=True)
+    )
+    return [packing if yes else "raw" for yes in packed]
+
+
+def _ready(session: Session, number: int) -> Ready:
+    device = session.device
+    return Ready(session=number, samples=len(device.data), sample=forms_of(device.data), kept=device.store.statement())

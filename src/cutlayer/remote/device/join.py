@@ -1,0 +1,139 @@
+"""One device: its own data and its own copy of the method, made ready for the run that a server names."""
+
+import logging
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from cutlayer.core.checks import check_device
+from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
+from cutlayer.core.program import Program
+from cutlayer.data import sources
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.local import local
+from cutlayer.errors import ConfigError, DataError, LinkError
+from cutlayer.registry import find
+from cutlayer.remote.device.session import ClientDevice
+from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.protocol.messages import Welcome
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+
+log = logging.getLogger("cutlayer")
+
+
+@dataclass(kw_only=True)
+class DeviceSettings:
+    """Where a device keeps its data and its memory, and what it never sends."""
+
+    data: str  # a file or folder, or the name of a data set of which it takes its share
+    state: Path | None = None
+    device: str = "cpu"
+    never: frozenset[str] = frozenset()
+    raw: bool = False  # whether inputs may go up as they are, where no layer is at the client
+    secret: str | None = None
+    root: Path | None = None
+    config: Path | None = None  # the run that this device agrees to
+    _ready: tuple[str, ClientDevice] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        for name in self.never:
+            find("kind", {kind.name: kind for kind in KINDS}, name)
+        check_device(self.device)
+        if not Path(self.data).exists() and self.data not in sources.names():
+            raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
+
+    def ready(self, welcome: Welcome) -> ClientDevice:
+        """The device for this run; what was made for the same run before is used again."""
+        if self._ready is None or self._ready[0] != welcome.run or self._ready[1].client != welcome.client:
+            self._ready = (welcome.run, self._made(welcome))
+        return self._ready[1]
+
+    def _made(self, welcome: Welcome) -> ClientDevice:
+        run = replace(_run_of(welcome.run), device=self.device, weights=None)  # their values come from the server
+        if self.config is not None:
+            _check_agreed(self.config, _run_of(welcome.run))
+        data = self._data(run, welcome.client)
+        _tell_of(data)
+        method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
+        program = Program(method)
+        self._check_leaving(program, method.model.cut)
+        store = ClientStore(welcome.client, None if self.state is None else self.state / run.name)
+        store.load(self.device)
+        return ClientDevice(
+            client=welcome.client,
+            program=program,
+            data=data.to(self.device),
+            batching=run.batching,
+            store=store,
+            augment=run.augment,
+            precision=run.precision,
+            never=self.never,
+            secret=self.secret,
+        )
+
+    def _data(self, run: Run, client: int) -> Arrays:
+        path = Path(self.data)
+        if path.exists():
+            return local(path, sample=run.sample)
+        if run.sample is not None:
+            raise DataError(
+                f"this run's samples are the devices' own: give a file or a folder, not the name {self.data}"
+            )
+        whole = build.dealt(replace(run, data=self.data), self.root)
+        if client >= len(whole.partition):
+            raise DataError(f"{self.data} is dealt to {len(whole.partition)} clients, and this one is number {client}")
+        return whole.data.take(whole.partition.clients[client])
+
+    def _check_leaving(self, program: Program, cut: int) -> None:
+        kinds = leaving(program)
+        for kind in kinds:
+            if kind.name in self.never:
+                raise LinkError(f"this run's method sends {kind.name}, which this device never does")
+        if cut == 0 and ACTIVATIONS in kinds and not self.raw:
+            raise LinkError(
+                "this run leaves no layer at the clients, so their raw inputs would leave as activations; "
+                "join with --allow-raw if that is meant"
+            )
+        log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+
+
+def _tell_of(data: Arrays) -> None:
+    """How much there is, and on which scale: devices that differ in it would train a model that fits neither."""
+    if isinstance(data.x, Tensor):
+        low, high = float(data.x.min()), float(data.x.max())
+        log.info("%d samples, inputs from %.4g to %.4g", len(data), low, high)
+
+
+def leaving(program: Program) -> list[Kind]:
+    """The kinds that a method's clients send."""
+    gives = [getattr(fn, "gives", None) for fn in program.functions.values()]
+    given = {k for g in gives if g is not None for k in (g.values() if isinstance(g, Mapping) else (g,))}
+    return [kind for kind in KINDS if kind in given or (kind is LABELS and program.labels is not None)]
+
+
+SERVERS_OWN = {"server_engine", "sampler", "meters"}  # keys that mean nothing to a device
+
+
+def _run_of(text: str) -> Run:
+    try:
+        told = tomllib.loads(text)
+        ours = {key: value for key, value in told.items() if key not in SERVERS_OWN}
+        return config.changed(Run(), ours, "the server's configuration")
+    except tomllib.TOMLDecodeError as error:
+        raise LinkError(f"the server's configuration cannot be read: {error}") from None
+
+
+def _check_agreed(path: Path, run: Run) -> None:
+    changes = config.read(path)
+    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **changes}, str(path)))
+    theirs = config.as_dict(run)
+    for key in sorted((ours.keys() | theirs.keys()) - SERVERS_OWN):
+        if ours.get(key) != theirs.get(key):
+            raise ConfigError(
+                f"the server's run is not the one in {path}: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} "
+                "here; ask who runs the server"
+            )

@@ -1,0 +1,125 @@
+"""A client's end of one session: work comes in, an answer or a refusal goes out."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cutlayer.core import keys, tree
+from cutlayer.core.batches import Batching
+from cutlayer.core.precision import Precision
+from cutlayer.core.program import Program
+from cutlayer.core.tree import Tree
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
+from cutlayer.engines.local import Local
+from cutlayer.engines.loop import Loop
+from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.device.worker import Round, WorkError, walk_of
+from cutlayer.remote.protocol.commands import AnyCommand, Deliver, Up
+from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Refusal, TensorForm, Work
+from cutlayer.remote.tensors.trees import flatten
+
+
+class Reply(NamedTuple):
+    """What a client says, and the kind of each tensor that goes with it."""
+
+    message: Answer | Refusal
+    tensors: list[Tensor]
+    kinds: list[str]
+    to_fed: bool = False  # where the fed server is a process of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientDevice:
+    """What a client brings: its own copy of the method, its data, what it keeps, and what it never sends."""
+
+    client: int
+    program: Program
+    data: Arrays
+    batching: Batching
+    store: ClientStore
+    augment: Augment | None = None
+    precision: Precision = "fp32"
+    never: frozenset[str] = frozenset()
+    secret: str | None = None  # mixed into the seeds that it has to itself, so that no server can know them
+
+
+@dataclass
+class Session:
+    """One session of a device with a server."""
+
+    device: ClientDevice
+    number: int
+    fed_values: Callable[[int, int], Tree] | None = None  # by token and number, from a fed server of its own
+    _lists: dict[int, tuple[AnyCommand, ...]] = field(default_factory=dict)
+    _round: Round | None = None
+    _last: int = 0  # number of the newest work
+
+    def work(self, work: Work, tensors: Sequence[Tensor]) -> Reply | None:
+        """The answer to this work; none if it wants none, is of another session, or has been done already."""
+        if work.session != self.number or work.number <= self._last:
+            return None
+        self._last = work.number
+        begin = time.perf_counter()
+        tensors = [a.to(self.device.data.y.device) for a in tensors]
+        try:
+            commands = self._commands(work)
+            leaving = self._round_of(work).run(commands, work.numbers, tensors)
+        except WorkError as error:
+            refusal = Refusal(
+                session=work.session, number=work.number, where=error.where[:2000], reason=error.reason[:2000]
+            )
+            return Reply(refusal, [], [])
+        last = commands[-1] if commands else None
+        if not isinstance(last, Up | Deliver):
+            return None
+        flat = flatten(tuple(leaving))
+        kinds = [kind for kind, value in zip(last.kinds, leaving, strict=True) for _ in tree.tensors(value)]
+        to_fed = isinstance(last, Deliver)
+        answer = Answer(
+            session=work.session,
+            number=int(work.numbers[-1]) if to_fed else work.number,
+            token=work.token,
+            seconds=time.perf_counter() - begin,
+            numbers=tuple(flat.numbers),
+        )
+        return Reply(answer, flat.tensors, kinds, to_fed)
+
+    def _commands(self, work: Work) -> tuple[AnyCommand, ...]:
+        if work.commands is not None:
+            if len(self._lists) >= MOST_LISTS:
+                self._lists.clear()
+            self._lists[work.list] = work.commands
+        if work.list not in self._lists:
+            raise WorkError(f"list {work.list}", "it was never sent in this session")
+        return self._lists[work.list]
+
+    def _round_of(self, work: Work) -> Round:
+        if not work.begins and self._round is not None:
+            return self._round
+        device = self.device
+        device.store.token = work.token
+        own = work.key if device.secret is None else keys.fold(work.key, device.secret)
+        self._round = Round(
+            client=device.client,
+            program=device.program,
+            transport=Local(engine=Loop(), data=device.data, kept=device.store, key=own, augment=device.augment),
+            walk=walk_of(device.batching, device.client, len(device.data), work.key),
+            num_samples=len(device.data),
+            key=work.key,
+            never=device.never,
+            precision=device.precision,
+            fed_value=None if self.fed_values is None else partial(self.fed_values, work.token),
+        )
+        return self._round
+
+
+def forms_of(data: Arrays) -> tuple[TensorForm, ...]:
+    """Type and shape of one sample: of its inputs, by the order of their names, then of its target."""
+    return tuple(
+        TensorForm(str(a.dtype).removeprefix("torch."), tuple(a.shape[1:])) for a in tree.tensors((data.x, data.y))
+    )

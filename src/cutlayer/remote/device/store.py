@@ -1,0 +1,79 @@
+"""What one client keeps between rounds, in a folder of its own if it has one, so that it outlives the process."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlayer.core import tree
+from cutlayer.core.memory import check_kept
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import Block, PerClient
+from cutlayer.errors import CheckpointError
+from cutlayer.remote.protocol.messages import KeptVersion
+from cutlayer.runs.checkpoint import Store
+
+log = logging.getLogger("cutlayer")
+
+
+class StoredValue(NamedTuple):
+    """A value with its version, and the token of the round in which it was kept."""
+
+    version: int
+    token: int
+    value: Tree
+
+
+@dataclass
+class ClientStore:
+    """One client's values by name."""
+
+    client: int
+    folder: Path | None = None
+    token: int = 0  # of the round that is under way
+    entries: dict[str, StoredValue] = field(default_factory=dict)
+    changed: bool = False
+
+    def at(self, ids: tuple[int, ...]) -> "ClientStore":
+        return self
+
+    def versions(self, name: str) -> dict[int, int]:
+        return {self.client: self.entries[name].version} if name in self.entries else {}
+
+    def recall(self, name: str) -> PerClient:
+        if name not in self.entries:
+            raise KeyError(f"nothing is kept under {name!r}")
+        return PerClient("clients", [Block((self.client,), self.entries[name].value, stacked=False)])
+
+    def keep(self, name: str, value: PerClient, version: int) -> PerClient:
+        check_kept(value)
+        # Tensors of their own, as a folder would give back.
+        self.entries[name] = StoredValue(version, self.token, tree.owned(value.at(self.client)))
+        self.changed = True
+        return self.recall(name)
+
+    def statement(self) -> tuple[KeptVersion, ...]:
+        """What a server is told when the client joins."""
+        return tuple(KeptVersion(name, e.version, e.token) for name, e in self.entries.items())
+
+    def save(self, round: int) -> None:
+        """Write what has changed; a folder that cannot be written costs a download later, and nothing else."""
+        if self.folder is None or not self.changed:
+            return
+        content = {name: tuple(entry) for name, entry in self.entries.items()}
+        try:
+            Store(self.folder).save(round, content, {})
+            self.changed = False
+        except CheckpointError as error:
+            log.warning("%s", error)
+
+    def load(self, device: Any = "cpu") -> None:
+        """Go on with what the folder holds, if anything sound."""
+        if self.folder is None or not Store(self.folder).rounds():
+            return
+        try:
+            content, _ = Store(self.folder).load()
+        except CheckpointError as error:
+            log.warning("%s; the server will send what is missing", error)
+            return
+        self.entries = {name: StoredValue(*tree.map(lambda a: a.to(device), entry)) for name, entry in content.items()}

@@ -1,0 +1,221 @@
+"""A client's own side of a round: it runs lists of commands under the same laws, and by the same verbs, as everywhere.
+
+What the verbs refuse is refused here, at the client, whatever a server asks: a function that the client's own copy of
+the method does not declare, or a value that was not made by one that gives it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.kinds import KINDS, Kind, Place
+from cutlayer.core.places import Clients, World
+from cutlayer.core.precision import Precision, computing
+from cutlayer.core.program import Program
+from cutlayer.core.transport import Transport
+from cutlayer.core.tree import Tree
+from cutlayer.core.values import Block, PerClient
+from cutlayer.errors import CutlayerError, LawError, WireError
+from cutlayer.registry import find
+from cutlayer.remote.protocol import commands as c
+from cutlayer.remote.tensors.trees import build
+
+KIND_BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
+MOST_SLOTS = 10_000
+# Whatever a list of commands may bring about, short of a device that is out of memory or a connection that is gone.
+REFUSED = (
+    CutlayerError,
+    LookupError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
+
+
+class WorkError(CutlayerError):
+    """Work that a client did not do: where it was, and why not."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason
+
+
+@dataclass(kw_only=True)
+class Round:
+    """One client's slots during one round."""
+
+    client: int
+    program: Program
+    transport: Transport
+    walk: Callable[[Mapping[int, int]], Walk]
+    num_samples: int
+    key: int
+    never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
+    precision: Precision = "fp32"  # that layers compute in
+    fed_value: Callable[[int], Tree] | None = None  # what the fed server sends itself, where it is a process of its own
+    slots: dict[int, PerClient] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        world = World(
+            program=self.program,
+            transport=self.transport,
+            walk=self.walk,
+            sizes={self.client: float(self.num_samples)},
+            key=self.key,
+        )
+        self.clients = Clients(world, (self.client,))
+
+    @torch.no_grad()
+    def run(self, commands: Sequence[c.AnyCommand], numbers: Sequence[float], tensors: Sequence[Tensor]) -> list[Tree]:
+        """What goes up at the end of the list."""
+        supply = Supply(iter(numbers), iter(tensors))
+        leaving: list[Tree] = []
+        with computing(self.precision):
+            for place, command in enumerate(commands):
+                try:
+                    leaving += self._run(command, supply)
+                except REFUSED as error:
+                    raise WorkError(f"command {place + 1} ({described(command)})", reason_of(error)) from error
+        supply.check_empty()
+        return leaving
+
+    def _run(self, command: c.AnyCommand, supply: "Supply") -> list[Tree]:
+        clients, functions, get = self.clients, self.program.functions, self._get
+        match command:
+            case c.Put(out, skeleton):
+                self._set(out, self._value(build(skeleton, supply.number, supply.tensor)))
+            case c.Key(out):
+                self._set(out, self._value(supply.count()))
+            case c.Batch(x, y):
+                walk = self.walk({self.client: max(1, supply.count())})
+                step, key = supply.count(), supply.count()
+                inputs, labels = clients.load(walk, {self.client: step}, {self.client: key})
+                self._set(x, inputs)
+                self._set(y, labels)
+            case c.Own(out):
+                self._set(out, self.transport.own_seeds(supply.count(), clients.ids))
+            case c.Do(out, name, arguments):
+                self._set(out, clients.do(find("function", functions, name), *map(get, arguments)))
+            case c.Vjp(out, pullback, name, arguments):
+                made = clients.vjp(find("function", functions, name), *map(get, arguments))
+                self._set(out, made[0])
+                self._set(pullback, made[1])
+            case c.Grad(out, name, arguments, cut):
+                self._set(out, clients.grad(find("function", functions, name), *map(get, arguments), cut=cut))
+            case c.Pull(out, pullback, gradient):
+                self._set(out, clients.do(get(pullback), get(gradient)))
+            case c.Field(out, of, name):
+                self._set(out, _field(get(of), name))
+            case c.KeepValue(out, name, value):
+                self._set(out, clients.memory.keep(name, get(value), supply.count()))
+            case c.RecallValue(out, name):
+                self._set(out, clients.memory.recall(name))
+            case c.Get(out):
+                self._set(out, self._value(self._fed_value(supply.count())))
+            case c.Free(slot):
+                self.slots.pop(slot, None)
+            case c.Up(kinds, slots):
+                return self._leaving(kinds, slots, "server")
+            case c.Deliver(kinds, slots):
+                supply.count()
+                return self._leaving(kinds, slots, "fed")
+        return []
+
+    def _fed_value(self, number: int) -> Tree:
+        if self.fed_value is None:
+            raise WireError("there is no fed server of its own that could send a parcel")
+        return self.fed_value(number)
+
+    def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...], to: Place) -> list[Tree]:
+        kinds = [find("kind", KIND_BY_NAME, name) for name in names]
+        for kind in kinds:
+            if kind.name in self.never:
+                raise LawError(f"this client never sends {kind.name}")
+            if self.fed_value is not None and kind.home != to:
+                raise LawError(f"{kind.name} go to the {kind.home} server, and never to the {to} server")
+        brought = self.clients.up(*(kind(self._get(slot)) for kind, slot in zip(kinds, slots, strict=True)))
+        return [v.row(self.client) for v in (brought if isinstance(brought, tuple) else (brought,))]
+
+    def _value(self, value: Tree) -> PerClient:
+        return PerClient("clients", [Block((self.client,), value, stacked=False)])
+
+    def _get(self, slot: int) -> PerClient:
+        if slot not in self.slots:
+            raise WireError(f"slot {slot} is empty")
+        return self.slots[slot]
+
+    def _set(self, slot: int, value: PerClient) -> None:
+        if not 0 <= slot < MOST_SLOTS:
+            raise WireError(f"there is no slot {slot}; they go from 0 to {MOST_SLOTS - 1}")
+        self.slots[slot] = value
+
+
+def _field(value: PerClient, name: str) -> PerClient:
+    """A field of a named tuple, or the model of a part; nothing else has names that a server may use."""
+    tree = value.blocks[0].tree if value.blocks else None
+    if name not in (*getattr(tree, "_fields", ()), "model") or not isinstance(tree, tuple):
+        raise WireError(f"a {type(tree).__name__} has no field {name!r}")
+    return PerClient(value.place, [b.field(name) for b in value.blocks], value.ids)
+
+
+@dataclass
+class Supply:
+    """The numbers and tensors that commands take, in order."""
+
+    numbers: Iterator[int | float]
+    tensors: Iterator[Tensor]
+
+    def number(self) -> int | float:
+        return self._next(self.numbers, "number")  # type: ignore[no-any-return]
+
+    def count(self) -> int:
+        value = self.number()
+        if type(value) is not int or value < 0:
+            raise WireError(f"{value!r} stands where a whole number from 0 up belongs")
+        return value
+
+    def tensor(self) -> Tensor:
+        return self._next(self.tensors, "tensor")  # type: ignore[no-any-return]
+
+    def check_empty(self) -> None:
+        if next(self.numbers, None) is not None or next(self.tensors, None) is not None:
+            raise WorkError("the end of the list", "there are more numbers or tensors than its commands take")
+
+    def _next(self, supply: Iterator[Any], what: str) -> Any:
+        value = next(supply, None)
+        if value is None:
+            raise WireError(f"there are fewer {what}s than the commands take")
+        return value
+
+
+def described(command: c.AnyCommand) -> str:
+    """A command for people."""
+    name = getattr(command, "function", None) or getattr(command, "name", None)
+    return " ".join(filter(None, (str(command.__struct_config__.tag), name)))
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:1000]
+
+
+def walk_of(batching: Batching, client: int, num_samples: int, key: int) -> Callable[[Mapping[int, int]], Walk]:
+    """The batches of one client that holds only its own samples, numbered from 0."""
+    index = {client: np.arange(num_samples, dtype=np.int64)}
+    newest = Walk(batching, index, key, {})
+
+    def walk(sizes: Mapping[int, int]) -> Walk:
+        nonlocal newest
+        if newest.sizes != sizes:  # else it goes on, so that a pass is drawn once and not at every step
+            newest = Walk(batching, index, key, sizes)
+        return newest
+
+    return walk

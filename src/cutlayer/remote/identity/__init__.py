@@ -1,0 +1,4 @@
+"""Who is who: the CA, certificates, folders of keys and the register of clients.
+
+Imports: core, errors.
+"""

@@ -1,0 +1,150 @@
+"""Dispatches the requests of a round to workers: all those of one `up` to a worker go in one call.
+
+Tensors that go to the same workers travel in one bundle, which lies in Ray's object store once.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from torch import Tensor
+
+from cutlayer import plugins
+from cutlayer.core.checks import reason
+from cutlayer.errors import ConfigError
+from cutlayer.remote.protocol.messages import Answer, KeptVersion, Message, Refusal, Work
+from cutlayer.remote.ray.worker import EncodedWork, NumpyTensor
+from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
+
+DECODER = msgspec.msgpack.Decoder(Answer | Refusal)
+GONE = "its actor"  # the place in a refusal that no client wrote
+START_SECONDS = 300.0
+
+WorkerSet = frozenset[int]
+
+
+class PendingWork(NamedTuple):
+    """A client's work that waits to be sent."""
+
+    client: int
+    work: Work
+    tensors: Sequence[Tensor]
+
+
+class WorkerActor(NamedTuple):
+    """An actor and, in Ray's object store, what it needs whenever it starts."""
+
+    actor: Any
+    setup: Any
+    samples: Any
+
+
+class Dispatch:
+    """Carries the requests and answers of one round."""
+
+    def __init__(self, ray: Any, workers: Sequence[WorkerActor]) -> None:
+        self.sessions = Sessions(self._flush)
+        self._ray, self._workers = ray, workers
+        self._waiting: dict[int, list[PendingWork]] = {}
+
+    def begin(self, samples: Mapping[int, int]) -> None:
+        """Open a session for each client of the round, with what it keeps."""
+        numbers: dict[int, dict[int, int]] = {}
+        for j in samples:
+            numbers.setdefault(j % len(self._workers), {})[j] = self.sessions.new_session()
+        stated = self._stated(numbers)
+        while empty := {k: own for k, own in numbers.items() if stated[k] is None}:
+            self._got([call for k in empty for call in self._loading(self._workers[k])])
+            stated |= self._stated(empty)
+        for k, own in numbers.items():
+            for j, number in own.items():
+                self.sessions.join(self._session(j, number, samples[j], stated[k][j]))
+
+    def _loading(self, worker: WorkerActor) -> list[Any]:
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        files = [str(path) for path in plugins.LOADED]
+        return [worker.actor.prepare.remote(paths, files), worker.actor.load.remote(worker.setup, worker.samples)]
+
+    def _stated(self, numbers: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
+        """What the clients of each worker keep, or None if it holds no clients; Ray starts those again that died."""
+        begin = [self._workers[k].actor.begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
+        return dict(zip(numbers, self._got(begin), strict=True))
+
+    def _got(self, answers: list[Any]) -> list[Any]:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(answers, timeout=START_SECONDS)  # type: ignore[no-any-return]
+        except errors.GetTimeoutError:
+            why = f"the cluster had no CPU for it within {START_SECONDS:g} seconds"
+        except errors.RayError as error:
+            why = str(error).strip().splitlines()[-1]  # the line of a traceback that names the error
+        raise ConfigError(f"an actor of engine 'ray' cannot start: {why}")
+
+    def close(self) -> None:
+        """The round is over: workers hold nothing of it but what their clients keep."""
+        for worker in self._workers:
+            worker.actor.begin.remote({})
+
+    def _session(self, client: int, number: int, samples: int, kept: tuple[KeptVersion, ...]) -> ClientSession:
+        def send(message: Message, tensors: Sequence[Tensor]) -> int:
+            item = PendingWork(client, cast(Work, message), tensors)  # a worker is sent nothing else
+            self._waiting.setdefault(client % len(self._workers), []).append(item)
+            return 0
+
+        return ClientSession(
+            client=client,
+            name=str(client),
+            number=number,
+            samples=samples,
+            kept=kept,
+            transmit=send,
+            close=lambda reason: None,
+        )
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        bundles = bundled(waiting)
+        sent = {who: self._sent(who, tensors) for who, tensors in bundles.items()}
+        for k, items in waiting.items():
+            own = [who for who in bundles if k in who]
+            places = {id(a): i for i, a in enumerate(a for who in own for a in bundles[who])}
+            orders = [
+                EncodedWork(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
+                for client, work, tensors in items
+            ]
+            answer = self._workers[k].actor.work.remote(orders, *(sent[who] for who in own))
+            answer.future().add_done_callback(partial(self._came, [(i.client, i.work) for i in items]))
+
+    def _sent(self, who: WorkerSet, tensors: Sequence[Tensor]) -> Any:
+        arrays = [NumpyTensor.of(a) for a in tensors]
+        return self._ray.put(arrays) if len(who) > 1 else arrays
+
+    def _came(self, asked: Sequence[tuple[int, Work]], future: Any) -> None:
+        """Whoever has no answer is told to be gone, or in trouble: a round waits for all that it asked."""
+        where, why = GONE, "it has started again in the middle of the round"
+        answers: dict[int, tuple[Answer | Refusal, list[Tensor]]] = {}
+        try:
+            # Copies: what a run computes outlives Ray's object store.
+            answers = {j: (DECODER.decode(text), [s.copy() for s in arrays]) for j, text, arrays in future.result()}
+        except self._ray.exceptions.RayTaskError as error:
+            where, why = type(error.cause).__name__, reason(error.cause)
+        except Exception as error:  # whatever else is wrong with an actor, a round must hear of it
+            why = reason(error)
+        for client, work in asked:
+            refusal = Refusal(session=work.session, number=work.number, where=where, reason=why)
+            self.sessions.take(Answered(client, work.session, *answers.get(client, (refusal, []))))
+
+
+def bundled(waiting: Mapping[int, Sequence[PendingWork]]) -> dict[WorkerSet, list[Tensor]]:
+    """The different tensors of these requests, by the workers that they go to."""
+    found: dict[int, tuple[Tensor, set[int]]] = {}
+    for k, items in waiting.items():
+        for a in (a for item in items for a in item.tensors):
+            found.setdefault(id(a), (a, set()))[1].add(k)
+    bundles: dict[WorkerSet, list[Tensor]] = {}
+    for a, who in found.values():
+        bundles.setdefault(frozenset(who), []).append(a)
+    return bundles

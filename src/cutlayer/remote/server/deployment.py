@@ -1,0 +1,148 @@
+"""The backend of real devices: a round reaches them through their sessions with this server."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cutlayer.core.engine import Engine, Ids
+from cutlayer.core.kinds import Place
+from cutlayer.core.method import Method, TooFew
+from cutlayer.core.program import Program
+from cutlayer.core.servers import Bridge
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.loop import Loop
+from cutlayer.errors import ConfigError
+from cutlayer.remote.monitor.watch import NoWatcher, Watcher
+from cutlayer.remote.protocol.messages import Begin
+from cutlayer.remote.server.exchange import AllClientsLost
+from cutlayer.remote.server.known_versions import KnownVersions
+from cutlayer.remote.server.peer import NoPeer, Peer
+from cutlayer.remote.server.remote import Remote
+from cutlayer.remote.server.sessions import RoundId, Sessions
+from cutlayer.remote.server.shape_engine import ShapeEngine
+from cutlayer.remote.server.shape_runner import ShapeRunner
+from cutlayer.runs.rounds import Attempt
+
+log = logging.getLogger("cutlayer")
+
+MOST_REFUSED = 3  # attempts at a round in which everybody is lost and some were refused
+
+
+@dataclass(kw_only=True)
+class DeviceBackend:
+    """Clients that are devices, each in a session with this server."""
+
+    method: Method
+    sessions: Sessions
+    sample: Arrays  # a few samples: what everybody's look like
+    gather: Callable[[int], Ids]  # waits until a round can begin: the clients that are present
+    engine: Engine = field(default_factory=Loop)  # that this server computes on
+    device: str = "cpu"  # that its tensors are on
+    deadline: float = 60.0  # seconds that a server waits for an answer
+    patience: float = 24 * 3600.0  # seconds that a fed server of its own waits for a round to begin
+    on_begin: Callable[[int, Ids], None] = lambda round, ids: None  # called at each attempt
+    watcher: Watcher = field(default_factory=NoWatcher)
+    peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
+
+    def __post_init__(self) -> None:
+        self.program = Program(self.method)
+        self.memory = KnownVersions()
+        self._shapes = ShapeRunner(self.program, self.sample)
+        self._shape_engine = ShapeEngine()
+        self._begin: Begin | None = None
+        self._refused = 0
+
+    @property
+    def name(self) -> str:
+        return "grpc"
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        return {"server_engine": self.engine.name}
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.sample.num_classes
+
+    def names(self) -> dict[int, str]:
+        return {j: session.name for j, session in self.sessions.present().items()}
+
+    def samples_of(self, client: int) -> Arrays:
+        raise ConfigError(f"the samples of client {client} stay with it")
+
+    def bridge(self) -> Bridge:
+        return self.peer.bridge(0, self.engine.real)
+
+    def drawn(self, round: int) -> dict[int, int] | None:
+        self._begin = self.peer.begun(round, self.patience)
+        if self._begin is None:
+            return None
+        self._await_clients(tuple(self._begin.samples))
+        return dict(self._begin.samples)
+
+    def present(self, round: int) -> dict[int, int]:
+        present = self.gather(round)
+        return {j: session.samples for j, session in self.sessions.present().items() if j in present}
+
+    def _await_clients(self, ids: Ids) -> None:
+        """A client joins the fed server before the training server; one that is gone again is lost to both."""
+        end = time.monotonic() + self.deadline
+        while not set(ids) <= self.sessions.present().keys() and time.monotonic() < end:
+            time.sleep(0.05)
+
+    @contextmanager
+    def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
+        this = RoundId.drawn(round, key)
+        if self._begin is not None:
+            this = this._replace(token=self._begin.token)
+            self.memory.hold(self._begin.held)
+        engines: dict[Place, Engine] = {"server": self._engine("server"), "fed": self._engine("fed")}
+        remote = Remote(
+            sessions=self.sessions,
+            program=self.program,
+            shapes=self._shapes,
+            kept=self.memory,
+            round=this,
+            ids=tuple(samples),
+            deadline=self.deadline,
+            num_classes=self.num_classes,
+            device=self.device,
+            watcher=self.watcher,
+            peer=self.peer,
+            engines=engines,
+        )
+        if self._begin is None:
+            held = self.memory.held_by(samples)
+            self.peer.tell(Begin(round=round, token=this.token, samples=dict(samples), held=held))
+        self.on_begin(round, tuple(samples))
+        yield Attempt(remote, engines["server"], engines["fed"], self.peer.bridge(this.token, self.engine.real))
+        remote.finish()
+
+    def _engine(self, place: Place) -> Engine:
+        return self.engine if self.peer.has(place) else self._shape_engine
+
+    def recover(self, error: BaseException, attempt: int) -> None:
+        """Retry a round in which every client was lost, unless their answers keep being refused."""
+        if not isinstance(error, AllClientsLost | TooFew):
+            self.engine = self.engine.recover(error, attempt)
+            if not self.memory.is_empty:  # clients may have kept values of the failed attempt
+                self._dismiss_all()
+            return
+        self.engine.forget()
+        refusal = error.refusal if isinstance(error, AllClientsLost) else ""
+        self._refused = (0 if attempt == 1 else self._refused) + bool(refusal)
+        if self._refused == MOST_REFUSED:  # it would be so for ever
+            raise ConfigError(
+                f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
+                "data and the learning rate; the rounds before are saved"
+            ) from None
+        log.warning("%s; it is tried again", error)
+        self._dismiss_all()
+
+    def _dismiss_all(self) -> None:
+        """After a round that failed nobody knows who keeps what of it: all join again, and state it anew."""
+        for session in self.sessions.present().values():
+            if session.noted:
+                self.sessions.leave(session.client, session.number, "the round failed, and begins again")

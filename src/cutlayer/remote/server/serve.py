@@ -1,0 +1,359 @@
+"""A server of real devices: it waits for its clients, runs rounds with them, and keeps what each round leaves."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from cutlayer import registry
+from cutlayer.core.checks import check_device, check_positive
+from cutlayer.core.method import needs_of
+from cutlayer.core.precision import computing
+from cutlayer.core.tree import num_bytes
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.local import local
+from cutlayer.data.sample import DTYPES, Sample
+from cutlayer.engines.auto import EngineSetting, chosen_for_servers
+from cutlayer.engines.loop import Loop
+from cutlayer.errors import ConfigError, LinkError, UnknownNameError
+from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.remote.device.session import forms_of
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.identity.register import Register
+from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import Packing, Ready
+from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
+from cutlayer.remote.server.peer_link import linked
+from cutlayer.remote.server.sessions import PeerSaid, Sessions
+from cutlayer.remote.server.streams import OVER, Admission, listen
+from cutlayer.runs import build, config
+from cutlayer.runs.checks import RunPlan, check_run
+from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.run import execute
+from cutlayer.runs.training import Record, Training
+
+log = logging.getLogger("cutlayer")
+
+Role = Literal["both", "train", "fed"]
+POLL_SECONDS = 0.2
+MODELS_WORTH = 4
+MOST_SAMPLES = 100_000_000  # of one client: what weighs it, and how many steps a round has, is its own word
+GOODBYE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a server meets its clients."""
+
+    listen: str = "0.0.0.0:8470"
+    keys: Path | None = None  # the server's own folder of keys; None: plaintext, open to everybody
+    deadline: float = 60.0  # seconds that a client has for an answer
+    patience: float = 60.0  # seconds that a round waits for clients that are missing
+    least: int | None = None  # clients that a round needs; by default all for the first one, then whatever is left
+    linger: float = 0.0  # seconds that a server waits at the end for lost clients, to tell them that it is over
+    packing: Packing = "raw"  # of activations on their way up
+    role: Role = "both"  # the training server, the fed server, or both in one process
+    train: str | None = None  # of a fed server: where the training server listens
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive("deadline", self.deadline)
+        if self.patience < 0:
+            raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
+        if self.least is not None and self.least < 1:
+            raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
+        if self.packing not in get_args(Packing):
+            raise UnknownNameError("packing", self.packing, get_args(Packing))
+        if self.role not in get_args(Role):
+            raise UnknownNameError("role", self.role, get_args(Role))
+        if (self.role == "fed") != (self.train is not None):
+            raise ConfigError("a fed server of its own needs to know the training server, and only that one: --train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerData:
+    """What a server knows of its clients' samples, and those that it measures the model on."""
+
+    like: Arrays  # two of them
+    test: Arrays | None
+    counts: Sequence[int] | None = None  # of each client, where the data set is known
+
+
+def samples_of(run: Run, root: Path | None, test: Path | None) -> ServerData:
+    """From the run's [sample], or from its data set, whose test samples are then the server's."""
+    if run.sample is not None:
+        held_out = None if test is None else local(test, sample=run.sample)
+        return ServerData(like=blank(run.sample), test=held_out)
+    if test is not None:
+        raise ConfigError("--test needs a [sample] in the configuration, which says what a sample looks like")
+    data = build.dealt(run, root)
+    return ServerData(like=data.data.take([0, 1]), test=data.test, counts=data.partition.sizes.tolist())
+
+
+def blank(sample: Sample) -> Arrays:
+    """Two samples without content."""
+    targets = torch.zeros(2, dtype=torch.int64 if sample.classes is not None else torch.float32)
+    return Arrays(x=torch.zeros(2, *sample.shape, dtype=DTYPES[sample.dtype]), y=targets, num_classes=sample.classes)
+
+
+class RunServer:
+    """One run, served."""
+
+    def __init__(self, run: Run, serving: Serving, board: Board, samples: ServerData, root: Path | None = None) -> None:
+        self.run, self.serving, self.board, self.samples = run, serving, board, samples
+        self.sessions = Sessions()
+        self.peer: Peer | NoPeer = NoPeer()
+        if serving.role != "both":
+            self.peer = Peer("server" if serving.role == "train" else "fed")
+            self.peer.notify = lambda message: self.sessions.take(PeerSaid(message))
+        if run.per_client:
+            raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
+        check_device(run.device)
+        split = build.model_of(run, samples.like, root)
+        self.method, _ = build.planned_method(run, split, samples.like, run.clients)
+        few = samples.like.to(run.device)
+        plan = RunPlan(
+            method=self.method,
+            num_clients=run.clients,
+            counts=samples.counts,
+            like=few,
+            batching=run.batching,
+            per_round=run.per_round,
+            precision=run.precision,
+            chunk=run.chunk,
+            augment=run.augment,
+            name=run.method.name,
+        )
+        check_run(plan)
+        setting = EngineSetting(
+            split=split, like=few, batch=run.batching.size, clients=run.per_round or run.clients, chunk=run.chunk
+        )
+        if self.peer.apart and run.server_engine not in ("auto", "loop"):
+            raise ConfigError("two servers in two processes compute on loop; leave the server's engine out")
+        with computing(run.precision):
+            self._engine = Loop() if self.peer.apart else chosen_for_servers(run.server_engine, setting)
+        self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
+        build.meters(run)  # a mistake shows before anyone can join
+        self._expected = run.clients  # whom a round waits for
+        self._present: set[int] = set()
+
+    def training(self, run: Run) -> Training:
+        """The rounds of this run, ready for the first."""
+        devices = DeviceBackend(
+            method=self.method,
+            sessions=self.sessions,
+            sample=self.samples.like,
+            engine=self._engine,
+            device=run.device,
+            deadline=self.serving.deadline,
+            gather=self.gather,
+            on_begin=lambda round, ids: self.board.round_began(round + 1, ids),
+            watcher=self.board,
+            peer=self.peer,
+        )
+        runner = Rounds(
+            self.method,
+            devices,
+            batching=run.batching,
+            per_round=run.per_round,
+            sampler=self._sampler,
+            seed=run.seed,
+            precision=run.precision,
+            meters=build.meters(run),
+        )
+        test = None if self.peer.apart else self.samples.test  # neither server can compute the whole model
+        return Training(
+            runner=runner,
+            test=None if test is None else test.to(run.device),
+            eval_every=run.eval_every,
+            rounds=run.rounds,
+            until_samples=run.until_samples,
+        )
+
+    def gather(self, round: int) -> tuple[int, ...]:
+        """Wait for all clients of the run; after a while, in the rounds after the first, for as many as are needed.
+
+        Those that did not come are not waited for again until they are back.
+        """
+        begin = time.monotonic()
+        fewest = needs_of(self.method).fewest_clients
+        least = self.serving.least or (self.run.clients if round == 0 else fewest)
+        while True:
+            present = tuple(self.sessions.present())
+            waited = time.monotonic() - begin
+            self._notice(present, waited)
+            late = waited >= self.serving.patience
+            self._expected = max(self._expected, min(len(present), self.run.clients))
+            if len(present) >= self._expected or (late and len(present) >= max(least, fewest)):
+                self._expected = len(present)
+                self.board.waiting("")
+                return present
+            time.sleep(POLL_SECONDS)
+
+    def _notice(self, present: tuple[int, ...], waited: float) -> None:
+        """Show who has left since, and whom a round waits for."""
+        for j in self._present - set(present):
+            self.board.left(j)
+        self._present = set(present)
+        missing = self._expected - len(present)
+        if missing > 0 and waited > POLL_SECONDS:
+            self.board.waiting(f"waiting for {missing} of {self._expected} clients")
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        """Listen; the address, with the port that was chosen."""
+        credentials = None if self.serving.keys is None else Credentials.load(self.serving.keys)
+        name = "fed" if self.serving.role == "fed" else "train"
+        if credentials is not None and credentials.name != name:
+            raise ConfigError(
+                f"{self.serving.keys} holds the keys of {credentials.name!r}; this server needs those of {name!r}"
+            )
+        admission = Admission(
+            sessions=self.sessions,
+            run=config.dumps(self.run),
+            number_of=self._numbers(),
+            check=self._check,
+            plugins=self.serving.plugins,
+            watcher=self.board,
+            secure=credentials is not None,
+            packing=self.serving.packing,
+            peer=self.peer,
+            most_bytes=0 if self.peer.commands else self._largest_delivery(),
+        )
+        server, port = listen(self.serving.listen, credentials, admission, self.run.clients)
+        self.farewell = "the server stops for now"
+        with ExitStack() as stack:
+            stack.callback(self._close, server)
+            if isinstance(self.peer, Peer) and self.serving.train is not None:
+                stack.enter_context(linked(self.peer, self.serving.train, credentials))
+            yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
+
+    def _close(self, server: Any) -> None:
+        for session in self.sessions.present().values():
+            self.sessions.leave(session.client, session.number, self.farewell)
+        server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
+
+    def agree(self, folder: Folder, overwrite: bool) -> bool:
+        """Go back to the newest round that both servers have; whether the run begins anew."""
+        if isinstance(self.peer, NoPeer):
+            return overwrite
+        self.peer.await_other()
+        mine = folder.store.rounds()
+        newest = self.peer.rounds([] if overwrite else mine)
+        if not overwrite and max(mine, default=0) > newest + 1:  # no crash leaves them further apart
+            raise ConfigError(
+                f"{folder.path} is at round {max(mine)}, but the other server has none after {newest}; put its "
+                "folder back, or begin again with --overwrite on both"
+            )
+        for round_ in mine:
+            if round_ > newest:
+                folder.store.path(round_).unlink()
+        return newest == 0
+
+    def done(self) -> None:
+        """The run is over: clients need not come back."""
+        self.farewell = OVER
+        end = time.monotonic() + self.serving.linger
+        while self.sessions.met - self.sessions.present().keys() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def _check(self, ready: Ready) -> None:
+        wanted = forms_of(self.samples.like)
+        if ready.sample != wanted:
+            raise LinkError(f"its samples are {_words(ready.sample)}, but those of this run are {_words(wanted)}")
+        if ready.samples > MOST_SAMPLES:
+            raise LinkError(f"it says that it holds {ready.samples} samples; no more than {MOST_SAMPLES} are believed")
+        if ready.samples < 2:
+            raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
+
+    def _largest_delivery(self) -> int:
+        """A model with its optimiser's moments, generously; each delivery is checked exactly once it is asked for."""
+        return MODELS_WORTH * num_bytes(self.method.model.initial()) + 2**20
+
+    def _numbers(self) -> Callable[[str], int]:
+        if self.serving.keys is None:
+            return _first_come(self.run.clients, self.sessions)
+        path = self.serving.keys / "clients.toml"
+        Register.read(path)  # before anybody comes
+        planned = self.run.devices is not None or needs_of(self.method).num_clients is not None
+
+        def number(name: str) -> int:
+            found = Register.read(path).number(name)
+            if planned and found >= self.run.clients:
+                raise LinkError(
+                    f"client {name!r} is number {found}, but this run's plan is for the numbers 0 to "
+                    f"{self.run.clients - 1}"
+                )
+            return found
+
+        return number
+
+
+def _first_come(num_clients: int, sessions: Sessions) -> Callable[[str], int]:
+    """Without certificates: a name that is a number is that client, any other gets the next place that is free.
+
+    A place is free as long as nobody is there.
+    """
+    places: dict[int, str] = {}
+    lock = threading.Lock()
+
+    def number(name: str) -> int:
+        with lock:
+            own = next((j for j, other in places.items() if other == name), None)
+            if own is not None:
+                return own
+            wanted = (int(name),) if name.isdigit() else range(num_clients)
+            free = [j for j in wanted if j < num_clients and j not in sessions.present()]
+            unused = [j for j in free if j not in places]
+            if not free:
+                raise LinkError(f"there is no place left for {name!r}: this run is for {num_clients} clients")
+            chosen = (unused or free)[0]
+            places[chosen] = name
+            return chosen
+
+    return number
+
+
+def _words(forms: tuple[object, ...]) -> str:
+    return ", ".join(f"{f.dtype} {tuple(f.shape)}" for f in forms)  # type: ignore[attr-defined]
+
+
+def serve(
+    run: Run,
+    folder: Folder,
+    serving: Serving,
+    board: Board,
+    *,
+    root: Path | None = None,
+    test: Path | None = None,
+    overwrite: bool = False,
+    on_open: Callable[[str], None] = lambda address: None,
+) -> Training:
+    """Serve a run to its end; one that was begun in this folder goes on from its newest checkpoint."""
+    server = RunServer(run, serving, board, samples_of(run, root, test), root)
+
+    def ended(_: Training, record: Record) -> None:
+        board.round_ended(record)
+
+    with server.open() as address:
+        on_open(address)
+        while True:
+            try:
+                anew = server.agree(folder, overwrite)
+                training = execute(run, folder, resume=True, overwrite=anew, make=server.training, on_round=ended)
+                break
+            except PeerLost as error:
+                log.warning("%s; both servers go on from the newest round that they have in common", error)
+                overwrite = False
+        server.done()
+        board.ended()
+    return training

@@ -1,0 +1,188 @@
+"""A server's sessions with its clients: who is present, what was sent to them, and what has come in.
+
+Transports (gRPC streams, Ray actors) report clients that join, answer and leave; a round reads the inbox.
+"""
+
+import itertools
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, KeptVersion, Message, Refusal, Work
+from cutlayer.remote.server.answers import num_bytes
+from cutlayer.remote.server.queue import Request
+
+REPLACED = "another process has joined as the same client; stop one of the two"
+MOST_UNREAD = 8  # answers that may come before they are asked for
+
+
+class RoundId(NamedTuple):
+    """One attempt at a round."""
+
+    number: int
+    key: int
+    token: int
+
+    @classmethod
+    def drawn(cls, number: int, key: int) -> "RoundId":
+        return cls(number, key, secrets.randbits(62))
+
+
+class Joined(NamedTuple):
+    """A client is there, perhaps again."""
+
+    client: int
+
+
+class Answered(NamedTuple):
+    """A client has answered; `size` is what came over the wire."""
+
+    client: int
+    session: int
+    answer: Answer | Refusal
+    tensors: Sequence[Tensor]
+    size: int = 0
+
+
+class Lost(NamedTuple):
+    """A client's session is over."""
+
+    client: int
+    session: int
+    reason: str
+
+
+class PeerSaid(NamedTuple):
+    """The other server has said something that a round waits for, or is gone."""
+
+    message: object
+
+
+Event = Joined | Answered | Lost | PeerSaid
+Transmit = Callable[[Message, Sequence[Tensor]], int]  # gives the bytes that go over the wire
+Close = Callable[[str], None]
+
+
+@dataclass(kw_only=True, eq=False)
+class ClientSession:
+    """A server's end of one session."""
+
+    client: int
+    name: str
+    number: int
+    samples: int
+    kept: tuple[KeptVersion, ...]
+    transmit: Transmit
+    close: Close
+    commands: bool = True  # whether this server commands the client, or another one
+    largest: InitVar[int] = 0  # bytes of an answer that then comes before it is asked for
+    asked: int | None = None  # the number of the answer that is due, until it has come
+    noted: bool = False  # whether a round has heard what it keeps
+
+    def __post_init__(self, largest: int) -> None:
+        # Of the answers to the last two requests: one that comes twice may come after the next request has gone.
+        self._sizes = (largest, largest)
+        self._numbers = itertools.count(1)
+        self._unread = 0
+        self._lists: dict[bytes, int] = {}
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that an answer may take now."""
+        return max(self._sizes)
+
+    def expects(self, answer: Answer | Refusal) -> bool:
+        """Whether this is the answer that was asked for, once. A server that does not command cannot know yet."""
+        if not self.commands:
+            self._unread += 1
+            return self._unread <= MOST_UNREAD
+        if answer.number != self.asked:
+            return False
+        self.asked = None
+        return True
+
+    def send(self, request: Request, round: RoundId, begins: bool, up: int = 0) -> tuple[int, int]:
+        """Send a request; the number that its answer will have, and the bytes that went."""
+        if not self.commands:
+            self._unread = 0
+            return up, 0
+        self._sizes = (self._sizes[1], num_bytes(request))
+        if len(self._lists) >= MOST_LISTS:
+            self._lists.clear()
+        content = msgspec.msgpack.encode(request.commands)
+        is_new = content not in self._lists
+        name = self._lists.setdefault(content, len(self._lists))
+        self.asked = next(self._numbers)
+        work = Work(
+            session=self.number,
+            number=self.asked,
+            round=round.number,
+            key=round.key,
+            token=round.token,
+            begins=begins,
+            list=name,
+            commands=request.commands if is_new else None,
+            numbers=request.numbers,
+        )
+        return work.number, self.transmit(work, request.tensors)
+
+
+class Sessions:
+    """The sessions of the clients that are present, and the inbox of a round."""
+
+    def __init__(self, flush: Callable[[], None] = lambda: None) -> None:
+        self.flush = flush  # for transports that send many requests at once
+        self.met: set[int] = set()  # clients that were ever here
+        self._present: dict[int, ClientSession] = {}
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(secrets.randbits(40))
+
+    def new_session(self) -> int:
+        return next(self._numbers)
+
+    def join(self, session: ClientSession) -> None:
+        """A client takes its place; an older session of the same client is over."""
+        with self._lock:
+            old = self._present.get(session.client)
+            self._present[session.client] = session
+            self.met.add(session.client)
+        if old is not None:
+            old.close(REPLACED)
+            self._inbox.put(Lost(session.client, old.number, "it has joined again"))
+        self._inbox.put(Joined(session.client))
+
+    def leave(self, client: int, number: int, reason: str) -> None:
+        """A session is over, if it is not another one by now."""
+        with self._lock:
+            session = self._present.get(client)
+            if session is None or session.number != number:
+                return
+            del self._present[client]
+        session.close(reason)
+        self._inbox.put(Lost(client, number, reason))
+
+    def take(self, event: Answered | PeerSaid) -> None:
+        self._inbox.put(event)
+
+    def get(self, client: int) -> ClientSession | None:
+        with self._lock:
+            return self._present.get(client)
+
+    def present(self) -> dict[int, ClientSession]:
+        """The sessions of all clients that are present, by the number of the client."""
+        with self._lock:
+            return dict(sorted(self._present.items()))
+
+    def receive(self, seconds: float) -> Event | None:
+        """The next thing that happens, or None if nothing does for so long."""
+        try:
+            return self._inbox.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return None

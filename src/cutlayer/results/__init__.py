@@ -1,0 +1,4 @@
+"""What finished runs say: trials and their spread, comparisons with a paper, and figures.
+
+Imports: errors, planning, recipes, runs.
+"""

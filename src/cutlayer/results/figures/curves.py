@@ -1,0 +1,167 @@
+"""Learning curves: test accuracy against rounds or processed samples, and against simulated time or traffic."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cutlayer.results.figures.style import MANY, TALL, grid, legend, looks, target_line, titles, with_target
+from cutlayer.results.report import Panel
+from cutlayer.results.trials import Group, Trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEW_POINTS = 3
+HOURS, MINUTES = 3600.0, 60.0
+BAND, LIGHT_BAND = 0.15, 0.07  # opacity
+START = 0.05  # the part of the rounds in which accuracies may be too low to be shown
+WASTE = 0.2  # the part of the axis that the start must take for that
+MANY_SAMPLES = 10_000
+FAR_APART = 10  # times: costs that need a logarithmic axis
+LONG = 50  # rounds, from which on curves are smoothed
+WINDOW = 9  # rounds that are averaged then
+FAINT: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}  # what a smoothed curve is made of
+
+
+class Cost(NamedTuple):
+    """What accuracy is drawn against."""
+
+    label: str
+    until: Callable[[Trial, int], float]  # the end of a round
+
+
+ROUNDS = Cost("communication round", lambda _, number: number)
+
+
+class Curve(NamedTuple):
+    """The accuracies of a group in per cent, over its seeds, by the rounds that all of them measured."""
+
+    group: Group
+    rounds: list[int]
+    low: list[float]
+    mean: list[float]
+    high: list[float]
+
+    @classmethod
+    def of(cls, group: Group) -> "Curve":
+        rounds = sorted(set.intersection(*(set(t.accuracies) for t in group.trials)))
+        found = [[100 * t.accuracies[r] for t in group.trials] for r in rounds]
+        return cls(group, rounds, [min(f) for f in found], [fmean(f) for f in found], [max(f) for f in found])
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.rounds) >= LONG
+
+    def places(self, until: Callable[[Trial, int], float]) -> list[float]:
+        return [fmean(until(t, r) for t in self.group.trials) for r in self.rounds]
+
+
+def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
+    """Lines are means over seeds, bands go from least to most; those of long runs are smoothed, over faint ones."""
+    alone = len(panels) == 1
+    drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
+    smoothed = any(curve.is_long for curves in drawn for curve in curves)
+    accuracy = f"test accuracy (%){f', mean of {WINDOW} rounds' if smoothed else ''}"
+    pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy))
+    style = looks([group.label for panel in panels for group in panel.groups])
+    if alone and len(style) >= MANY:
+        figure.set_figheight(TALL)
+    for panel, title, curves, (by_axis, by_cost) in zip(panels, titles(panels), drawn, pairs, strict=True):
+        axis, cost = _costs(panel)
+        for curve in curves:
+            _draw(curve, by_axis, axis.until, style)
+            _draw(curve, by_cost, cost.until, style)
+        by_cost.sharey(by_axis)
+        by_axis.set_xlim(left=0)
+        by_axis.locator_params(axis="x", integer=axis is ROUNDS)
+        target_line(by_axis, panel.target, named=False)
+        target_line(by_cost, panel.target, named=alone)
+        _limit_accuracies(by_axis, curves, panel.target)
+        _limit_costs(by_cost, curves, cost)
+        by_axis.set(xlabel=axis.label, title=title if alone else with_target(title, panel.target))
+        by_cost.set(xlabel=cost.label)
+        by_cost.tick_params(labelleft=not alone)
+    legend(figure, [axes for pair in pairs for axes in pair], room=1 if alone else 0)
+
+
+def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], style: dict[str, dict[str, Any]]) -> None:
+    look, x = style[curve.group.label], curve.places(until)
+    marker = "o" if len(x) <= FEW_POINTS else ""
+    if curve.is_long:
+        axes.plot(x, curve.mean, color=look["color"], **FAINT)
+    axes.plot(x, smooth(curve.mean) if curve.is_long else curve.mean, marker=marker, markersize=3, **look)
+    if len(curve.group.trials) > 1:
+        opacity = LIGHT_BAND if len(style) >= MANY else BAND
+        axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=opacity, linewidth=0)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means over a window around each value: narrower near the beginning, where curves are steep; cut at the end."""
+    half = [min(WINDOW // 2, i) for i in range(len(values))]
+    return [fmean(values[i - h : i + h + 1]) for i, h in enumerate(half)]
+
+
+def _limit_accuracies(axes: "Axes", curves: Sequence[Curve], target: float | None) -> None:
+    """Cut off the first rounds' accuracies where they take much of the axis; all that comes later is shown."""
+    start = START * max((curve.rounds[-1] for curve in curves), default=0)
+    later = [low for curve in curves for low, r in zip(curve.low, curve.rounds, strict=True) if r > start]
+    if not later:
+        return
+    bottom, top = axes.get_ylim()
+    lowest = min([*later, *([] if target is None else [100 * target])])
+    if lowest - bottom > WASTE * (top - bottom):
+        axes.set_ylim(bottom=lowest - 0.05 * (top - lowest))
+
+
+def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
+    """From nothing on; or by size, from the first point that is shown on, where whole runs cost very differently."""
+    ends = [curve.places(cost.until)[-1] for curve in curves]
+    if not ends or min(ends) <= 0 or max(ends) <= FAR_APART * min(ends):
+        axes.set_xlim(left=0)
+        return
+    bottom = axes.get_ylim()[0]
+    shown = [
+        x for c in curves for x, mean in zip(c.places(cost.until), c.mean, strict=True) if x > 0 and mean >= bottom
+    ]
+    axes.set_xscale("log")
+    axes.set_xlim(min(shown) / 1.1, max(ends) * 1.1)
+    axes.xaxis.set_major_formatter("{x:g}")
+
+
+def _costs(panel: Panel) -> tuple[Cost, Cost]:
+    """What both pictures are drawn against: the recipe's axis, then time, or else traffic."""
+    time, traffic = _time(panel), _traffic(panel)
+    if panel.axis == "time" and time is not None:
+        return time, traffic
+    return _samples(panel) if panel.axis == "samples" else ROUNDS, time or traffic
+
+
+def _samples(panel: Panel) -> Cost:
+    """In thousands where they are many, so that the ticks have room."""
+    many = max(group.samples for group in panel.groups) >= MANY_SAMPLES
+    size, unit = (1000, "processed samples (thousands)") if many else (1, "processed samples")
+    return Cost(unit, lambda trial, number: trial.samples[number] / size)
+
+
+def _time(panel: Panel) -> Cost | None:
+    """Simulated time, if every run tells it."""
+    totals = [group.simulated for group in panel.groups]
+    most = max((total for total in totals if total is not None), default=0.0)
+    if None in totals:
+        return None
+    unit, size = time_unit(most)
+    return Cost(f"simulated {unit}", lambda trial, number: trial.clock[number] / size)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that such a time reads well in, and its seconds."""
+    if seconds >= HOURS:
+        return "hours", HOURS
+    return ("minutes", MINUTES) if seconds >= MINUTES else ("seconds", 1.0)
+
+
+def _traffic(panel: Panel) -> Cost:
+    most = max(max(t.traffic.values()) for g in panel.groups for t in g.trials)
+    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+    return Cost(f"traffic, up and down ({unit})", lambda trial, number: trial.traffic[number] / size)

@@ -1,0 +1,180 @@
+"""Accuracy, and rounds or simulated time until a goal, against one setting or several."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cutlayer.recipes.recipe import Apart, Sweep
+from cutlayer.results.figures.curves import time_unit
+from cutlayer.results.figures.style import MARKERS, grid, legend, looks, target_line, titles, with_target
+from cutlayer.results.report import Panel
+from cutlayer.results.trials import Group, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Value = float | str
+Look = dict[str, Any]
+MOST_TICKS = 12
+MOST_CHARACTERS = 30  # of all tick labels of an axis
+
+
+class Goal(NamedTuple):
+    """What is drawn above and below, and how to call it."""
+
+    above: str
+    below: str
+    late: str  # of a group of which not every seed arrives
+    size: float  # seconds of the unit of time; none where rounds are counted
+
+    @classmethod
+    def of(cls, panels: Sequence[Panel]) -> "Goal":
+        if panels[0].race != "converged":
+            return cls("best accuracy (%)", "rounds to target", "not reached by every seed", 0)
+        unit, size = time_unit(max(g.simulated or 0.0 for panel in panels for g in panel.groups))
+        return cls("converged accuracy (%)", f"converged after ({unit})", "not converged with every seed", size)
+
+    def accuracy(self, group: Group) -> Spread | None:
+        if not self.size:
+            return group.best
+        return group.convergence.accuracy if group.convergence.reach.by_all else None
+
+    def cost(self, group: Group, panel: Panel) -> Spread | None:
+        """Rounds or time; none where not every seed arrives."""
+        if not panel.arrival(group).by_all:
+            return None
+        if not self.size:
+            return None if panel.target is None else Spread.of(trial.rounds_to(panel.target) for trial in group.trials)
+        found = group.convergence.reach.spread
+        return found and Spread(found.mean / self.size, found.std and found.std / self.size)
+
+    def whole(self, group: Group) -> float:
+        """The cost of the whole run."""
+        return (group.simulated or 0.0) / self.size if self.size else min(group.rounds)
+
+
+def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> None:
+    """A column for each sweep of each panel, accuracies above rounds; the columns of a panel share their heights."""
+    columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
+    goal = Goal.of(panels)
+    pairs = grid(figure, len(columns), (goal.above, goal.below))
+    style = looks([sweep.series(group.run) for panel in panels for sweep in sweeps for group in panel.groups])
+    for number, (((panel, title), sweep), pair) in enumerate(zip(columns, pairs, strict=True)):
+        first, last = number % len(sweeps) == 0, number % len(sweeps) == len(sweeps) - 1
+        if not first:
+            for axes, left in zip(pair, pairs[number - 1], strict=True):
+                axes.sharey(left)
+                axes.tick_params(labelleft=False)
+        _draw(panel, sweep, goal, pair, style)
+        target_line(pair[0], panel.target, named=len(panels) == 1 and last)
+        if len(panels) > 1:
+            pair[0].set_title(with_target(title, panel.target))
+        if len(columns) == 1:
+            pair[0].set_xlabel(sweep.label)
+        else:
+            pair[0].tick_params(labelbottom=False)
+    legend(figure, [axes for pair in pairs for axes in pair])
+
+
+def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", style: Mapping[str, Look]) -> None:
+    """Solid lines with their deviation over seeds for runs that have the setting, dashed levels for those without."""
+    scale = Scale(panel, sweep)
+    for number, (name, look) in enumerate(style.items()):
+        groups = [group for group in panel.groups if sweep.series(group.run) == name]
+        marked = {**look, "marker": MARKERS[number % len(MARKERS)], "linestyle": "-", "linewidth": 1.5}
+        (_bars if sweep.bars else _line)(scale.placed(groups), panel, goal, pair, marked)
+        for group in groups:
+            if sweep.x(group.run) is Apart.LEVEL:
+                _level(group, panel, goal, pair, {**look, "linestyle": "--", "linewidth": 1.2})
+    pair[1].set_xlabel(sweep.label)
+    pair[1].set_ylim(bottom=0)
+    for axes in pair:
+        scale.put_on(axes)
+
+
+class Scale:
+    """Where the values of the setting lie: numbers by their size, anything else evenly, side by side."""
+
+    def __init__(self, panel: Panel, sweep: Sweep) -> None:
+        found = dict.fromkeys(x for g in panel.groups if not isinstance(x := sweep.x(g.run), Apart))
+        numbers = [x for x in found if not isinstance(x, str)]
+        self.sweep = sweep
+        self.values: list[Value] = [*sorted(numbers), *(x for x in found if isinstance(x, str))]
+        # A logarithm of negative values or of none would need a gap in the axis; evenly they read as well.
+        self.by_size = len(numbers) == len(found) and not (sweep.log and any(x <= 0 for x in numbers))
+
+    def placed(self, groups: Sequence[Group]) -> list[tuple[float, Group]]:
+        """The groups that have the setting, from left to right."""
+        pairs = [(self._place(x), g) for g in groups if not isinstance(x := self.sweep.x(g.run), Apart)]
+        return sorted(pairs, key=lambda pair: pair[0])
+
+    def put_on(self, axes: "Axes") -> None:
+        """Dress the horizontal axis."""
+        if self.by_size and self.sweep.log:
+            axes.set_xscale("log")
+        if not self.by_size or len(self.values) <= MOST_TICKS:
+            labels = [x if isinstance(x, str) else f"{x:g}" for x in self.values]
+            crowded = sum(map(len, labels)) > MOST_CHARACTERS
+            turned: Look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+            axes.set_xticks([self._place(x) for x in self.values], labels, **turned)
+            axes.xaxis.minorticks_off()
+            axes.margins(x=0.08)
+        if self.sweep.bars:
+            axes.set_xlim(-0.6, len(self.values) - 0.4)  # a bar that is missing keeps its place
+
+    def _place(self, x: Value) -> float:
+        return float(x) if self.by_size else float(self.values.index(x))
+
+
+def _line(
+    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look
+) -> None:
+    common = {**look, "markersize": 3.5, "capsize": 2, "elinewidth": 0.8}
+    for axes, found in zip(pair, _spreads(placed, panel, goal), strict=True):
+        if found:
+            axes.errorbar([x for x, _ in found], [s.mean for _, s in found], [s.std or 0.0 for _, s in found], **common)
+    _late(placed, panel, goal, pair[1], look["color"])
+
+
+def _bars(
+    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look
+) -> None:
+    for axes, found, digits in zip(pair, _spreads(placed, panel, goal), (1, 2), strict=True):
+        for x, spread in found:
+            deviation: Look = {"yerr": spread.std, "capsize": 2} if spread.std else {}
+            drawn = axes.bar(x, spread.mean, color=look["color"], width=0.7, error_kw={"elinewidth": 0.8}, **deviation)
+            axes.bar_label(drawn, fmt=f"%.{digits}f", fontsize=6, padding=1)
+        axes.grid(visible=False, axis="x")
+        axes.margins(y=0.15)
+    _late(placed, panel, goal, pair[1], look["color"])
+
+
+def _spreads(
+    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal
+) -> tuple[list[tuple[float, Spread]], list[tuple[float, Spread]]]:
+    """Accuracies in per cent and costs, where they are known."""
+    accuracies = [(x, _percent(best)) for x, group in placed if (best := goal.accuracy(group)) is not None]
+    costs = [(x, cost) for x, group in placed if (cost := goal.cost(group, panel)) is not None]
+    return accuracies, costs
+
+
+def _late(placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, below: "Axes", colour: str) -> None:
+    late = [(x, goal.whole(group)) for x, group in placed if not panel.arrival(group).by_all]
+    if late and (goal.size or panel.target is not None):
+        below.plot(
+            [x for x, _ in late], [n for _, n in late], "^", color=colour, fillstyle="none", markersize=5,
+            clip_on=False, label=goal.late,
+        )  # fmt: skip
+
+
+def _level(group: Group, panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look) -> None:
+    accuracy, cost = goal.accuracy(group), goal.cost(group, panel)
+    if accuracy is not None:
+        pair[0].axhline(100 * accuracy.mean, **look)
+    if cost is not None:
+        pair[1].axhline(cost.mean, **look)
+
+
+def _percent(share: Spread) -> Spread:
+    return Spread(100 * share.mean, None if share.std is None else 100 * share.std)

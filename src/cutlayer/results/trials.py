@@ -1,0 +1,257 @@
+"""What the folders of runs tell: one trial each, and groups of trials that differ only in their seed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from cutlayer import recipes
+from cutlayer.errors import ConfigError
+from cutlayer.runs import config, convergence
+from cutlayer.runs.config import Run
+from cutlayer.runs.convergence import Converged
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.training import Record
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and its sample standard deviation, which one seed does not have."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        known = [v for v in values if v is not None]
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Rounds to a goal, and the simulated seconds until then: means over the seeds that reached it."""
+
+    mean: float | None
+    reached: int
+    seeds: int
+    time: float | None = None
+    time_std: float | None = None
+    at_least: float | None = None  # seconds over all seeds, with the whole run of those that did not
+
+    @property
+    def by_all(self) -> bool:
+        return self.reached == self.seeds
+
+    @property
+    def spread(self) -> Spread | None:
+        return None if self.time is None else Spread(self.time, self.time_std)
+
+
+class Convergence(NamedTuple):
+    """How soon runs had converged, and their accuracies then."""
+
+    reach: Reach
+    accuracy: Spread | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run with one seed, as its folder tells it."""
+
+    path: Path
+    run: Run
+    history: list[Record]
+    seconds: float
+
+    @cached_property
+    def accuracies(self) -> dict[int, float]:
+        """Test accuracy by round, where it was measured."""
+        return convergence.accuracies(self.history)
+
+    @property
+    def best(self) -> float | None:
+        return max(self.accuracies.values(), default=None)
+
+    @property
+    def final(self) -> float | None:
+        return self.accuracies[max(self.accuracies)] if self.accuracies else None
+
+    @cached_property
+    def converged(self) -> Converged | None:
+        """Where it had converged, if it has."""
+        return convergence.converged(self.accuracies)
+
+    @property
+    def stopped(self) -> int:
+        """Clients that had to stop, added up over the rounds."""
+        return sum(r.get("stopped", 0) for r in self.history)
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round that reaches the target."""
+        return next((number for number, accuracy in self.accuracies.items() if accuracy >= target), None)
+
+    @cached_property
+    def clock(self) -> dict[int, float]:
+        """Simulated seconds until the end of each round; empty where the run has no devices."""
+        return {r["round"]: r["simulated_seconds"] for r in self.history if r.get("simulated_seconds") is not None}
+
+    @cached_property
+    def samples(self) -> dict[int, int]:
+        """Samples that all clients have processed until the end of each round."""
+        return {r["round"]: r["samples"] for r in self.history}
+
+    @cached_property
+    def traffic(self) -> dict[int, int]:
+        """Bytes up and down until the end of each round."""
+        return {r["round"]: crossed(r, "up") + crossed(r, "down") for r in self.history}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    label: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def run(self) -> Run:
+        return self.trials[0].run
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return tuple(len(t.history) for t in self.trials)
+
+    @property
+    def best(self) -> Spread | None:
+        return Spread.of(t.best for t in self.trials)
+
+    @property
+    def final(self) -> Spread | None:
+        return Spread.of(t.final for t in self.trials)
+
+    @property
+    def stopped(self) -> int:
+        return sum(t.stopped for t in self.trials)
+
+    @property
+    def seconds(self) -> float:
+        return fmean(t.seconds for t in self.trials)
+
+    @property
+    def samples(self) -> float:
+        """Samples that all clients have processed in a whole run."""
+        return fmean(t.history[-1]["samples"] for t in self.trials)
+
+    @property
+    def simulated(self) -> float | None:
+        """Simulated seconds of a whole run; none unless every seed has them."""
+        known = [max(t.clock.values()) for t in self.trials if t.clock]
+        return fmean(known) if len(known) == len(self.trials) else None
+
+    def reach(self, target: float | None) -> Reach:
+        """How soon the target is reached; no target is never reached."""
+        return self._reach([None if target is None else t.rounds_to(target) for t in self.trials])
+
+    def samples_to(self, target: float | None) -> float | None:
+        """Samples processed until the target is reached; none unless every seed reaches it."""
+        rounds = [None if target is None else t.rounds_to(target) for t in self.trials]
+        found = [t.samples[r] for t, r in zip(self.trials, rounds, strict=True) if r is not None]
+        return fmean(found) if len(found) == len(self.trials) else None
+
+    @cached_property
+    def convergence(self) -> Convergence:
+        found = [t.converged for t in self.trials]
+        return Convergence(self._reach([c and c.round for c in found]), Spread.of(c and c.accuracy for c in found))
+
+    def _reach(self, rounds: Sequence[int | None]) -> Reach:
+        found = [(t, r) for t, r in zip(self.trials, rounds, strict=True) if r is not None]
+        times = [t.clock[r] for t, r in found if r in t.clock]
+        spread = Spread.of(times) if len(times) == len(found) else None
+        ends = [t.clock.get(r or max(t.clock)) for t, r in zip(self.trials, rounds, strict=True) if t.clock]
+        known = [end for end in ends if end is not None]
+        return Reach(
+            fmean(r for _, r in found) if found else None,
+            len(found),
+            len(self.trials),
+            None if spread is None else spread.mean,
+            None if spread is None else spread.std,
+            fmean(known) if len(known) == len(self.trials) else None,
+        )
+
+    def bytes(self, direction: str) -> float:
+        """Bytes of a whole run in one direction."""
+        return fmean(crossed(t.history[-1], direction) for t in self.trials)
+
+
+def find(paths: Iterable[Path]) -> list[Folder]:
+    """Every folder of a run at or below these paths, each once."""
+    found: dict[Path, Folder] = {}
+    for path in paths:
+        here = [Folder(p.parent) for p in sorted(path.rglob("config.toml"))]
+        here = [folder for folder in here if folder.metrics.exists()]
+        if not here:
+            raise ConfigError(
+                f"there is no run under {path}; a run's folder holds config.toml and metrics.jsonl, "
+                "and `cutlayer run` makes one"
+            )
+        for folder in here:
+            found.setdefault(folder.path.resolve(), folder)
+    return list(found.values())
+
+
+def load(folder: Folder) -> Trial:
+    """Read a run's folder."""
+    seconds = sum(line["seconds"] for line in folder.times())
+    run = folder.recorded()
+    run = replace(run, name=recipes.present(run.name))
+    return Trial(path=folder.path, run=run, history=folder.history(), seconds=seconds)
+
+
+def crossed(record: Record, direction: str) -> int:
+    """Bytes that have crossed in a direction, of all kinds, from the start to the end of this round."""
+    return sum(size for kind, size in record["bytes"].items() if kind.startswith(f"{direction}_"))
+
+
+def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
+    """Trials that differ only in their seed put together, under names that tell them apart."""
+    together: list[list[Trial]] = []
+    for trial in trials:
+        home = next((g for g in together if _same_but_seed(g[0].run, trial.run)), None)
+        if home is None:
+            together.append([trial])
+            continue
+        twin = next((t for t in home if t.run.seed == trial.run.seed), None)
+        if twin is not None:
+            raise ConfigError(
+                f"{twin.path} and {trial.path} hold the same run with the same seed {trial.run.seed}, "
+                "which is no second opinion; name only one of them"
+            )
+        home.append(trial)
+    ordered = [tuple(sorted(group, key=lambda t: t.run.seed)) for group in together]
+    labels = _labels([group[0] for group in ordered])
+    return tuple(Group(label=label, trials=group) for label, group in zip(labels, ordered, strict=True))
+
+
+def _same_but_seed(a: Run, b: Run) -> bool:
+    """The length of a run is left out, as a run may be continued, and so is how often it is saved."""
+    alike: dict[str, Any] = {
+        "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
+        "checkpoint_every": 1,
+    }  # fmt: skip
+    return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))
+
+
+def _labels(firsts: Sequence[Trial]) -> list[str]:
+    """The shortest names that tell the groups apart."""
+    spellings: tuple[Callable[[Trial], str], ...] = (
+        lambda t: t.run.name.rsplit("/", 1)[-1],
+        lambda t: t.run.name,
+        lambda t: str(t.path.parent),
+    )
+    for spelling in spellings:
+        labels = [spelling(first) for first in firsts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(first.path) for first in firsts]

@@ -1,0 +1,231 @@
+"""From a run as data to the things that train."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from cutlayer import methods, optim, registry
+from cutlayer.core import keys
+from cutlayer.core.checks import check_device, reason
+from cutlayer.core.meter import Meter
+from cutlayer.core.method import Method
+from cutlayer.data.arrays import Arrays, split_off
+from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
+from cutlayer.data.partition import PARTITIONS, Partition
+from cutlayer.data.sources import SOURCES, TASKS, Dataset, data_folder, load, tokenised
+from cutlayer.errors import ConfigError
+from cutlayer.meters import METERS
+from cutlayer.models import MODELS, freeze_norms
+from cutlayer.models.language import tokenizer
+from cutlayer.models.weights import load_weights
+from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.planning.devices import DEVICES, Devices
+from cutlayer.planning.problem import Costs
+from cutlayer.planning.profile import Profile, profile
+from cutlayer.runs.config import Choice, Run, literal
+from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.training import Training
+from cutlayer.split import Split
+
+
+def training(run: Run, root: Path | None = None) -> Training:
+    """Everything that a run names, ready for its first round."""
+    check_device(run.device)
+    if run.sample is not None:
+        raise ConfigError(
+            "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
+            "[sample] out and name its data"
+        )
+    data, partition, test, validation = dealt(run, root)
+    planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
+    runner = Simulation(
+        planned,
+        data.to(run.device),
+        partition,
+        batching=run.batching,
+        per_round=run.per_round,
+        sampler=registry.find("sampler", SAMPLERS, run.sampler),
+        engine=run.engine,
+        server_engine=run.server_engine,
+        chunk=run.chunk,
+        seed=run.seed,
+        precision=run.precision,
+        meters=meters(run),
+        devices=pool,
+        augment=run.augment,
+        name=run.method.name,
+    )
+    return Training(
+        runner=runner,
+        test=test.to(run.device),
+        validation=None if validation is None else validation.to(run.device),
+        eval_every=run.eval_every,
+        per_client=run.per_client,
+        rounds=run.rounds,
+        until_samples=run.until_samples,
+    )
+
+
+def meters(run: Run) -> tuple[Meter, ...]:
+    """The meters that a run names."""
+    if "ledger" in run.meters:
+        raise ConfigError("the ledger watches every run; leave it out of meters")
+    return tuple(registry.find("meter", METERS, name)() for name in run.meters)
+
+
+class Dealt(NamedTuple):
+    """The samples of a run, and whose they are."""
+
+    data: Arrays
+    partition: Partition
+    test: Arrays
+    validation: Arrays | None
+
+
+def dealt(run: Run, root: Path | None = None) -> Dealt:
+    """The run's data, as it deals them to its clients."""
+    sets = dataset(run, root)
+    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
+    validation = None
+    if run.validation:
+        data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
+    scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
+    partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
+    if data.groups is not None and run.partition.name == "natural":
+        test = test.of_groups(partition.names)  # the clients' own roles or speakers
+    return Dealt(data, partition, test, validation)
+
+
+def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
+    """The run's method for samples like these, and the devices that it plans for, where the run has any."""
+    if run.devices is None:
+        return method(run, split), None
+    known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
+    pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
+    return method(run, split, pool, known), pool
+
+
+def _some(data: Arrays, fraction: float, key: int) -> Arrays:
+    return data if fraction == 1 else split_off(data, fraction, key)[1]
+
+
+def dataset(run: Run, root: Path | None = None) -> Dataset:
+    """The run's data; texts are read with the tokenizer of its model."""
+    if run.data in SOURCES and run.model.name == "causal_lm":
+        raise ConfigError(
+            f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
+            "another model"
+        )
+    if run.data not in TASKS:
+        return load(run.data, root)
+    if run.model.name != "causal_lm":
+        raise ConfigError(
+            f"the data {run.data!r} are text, which the model {run.model.name!r} cannot read: use causal_lm"
+        )
+    options = run.model.options
+    registry.check_options("model 'causal_lm'", registry.options_of(MODELS["causal_lm"]), options)
+    reads = tokenizer(options["path"], options.get("root", root))
+    return tokenised(run.data, reads, root, options.get("max_length", MAX_LENGTH))
+
+
+def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
+    """The run's model, cut; the initial weights are a function of the seed, or come from a file."""
+    task = DEFINITIONS.get(run.data)
+    texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
+    options = fitted(run.model, _shape(data), data.num_classes, **texts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(keys.fold(run.seed, "model"))
+        net = model(run.model.name, options)
+    if run.weights is not None:
+        load_weights(net, _found(run.weights, root), fresh=run.fresh)
+    if run.freeze_norms:
+        freeze_norms(net)
+    return Split(net.to(run.device), run.cut, head=run.head)
+
+
+def _found(file: str, root: Path | None) -> Path:
+    """The file of this name in the working folder or, if there is none, in the data folder."""
+    folder = data_folder(root)
+    below = None if folder is None else folder / file
+    return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
+
+
+def costs(run: Run, split: Split, few: Arrays) -> Profile:
+    """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
+    split.rehearse(few.x, few.y, few.num_classes)
+    client_opt = optim.build(run.optimiser.name, **run.optimiser.options)
+    return profile(split, few.x, optimiser_slots=len(client_opt.moments))
+
+
+def devices(choice: Choice, model: Profile, num_clients: int, key: int) -> Devices:
+    """Simulated devices for a model of these costs."""
+    scheme = registry.make("devices", DEVICES, choice.name, choice.options)
+    return scheme.draw(num_clients, model.cumulative_forward_flops[-1], key)
+
+
+def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[float, ...]:
+    below = sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head))
+    return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
+
+
+def reads_devices(run: Run) -> bool:
+    """Whether devices steer the run's method; elsewhere they only tell the simulated time."""
+    return _regulates(run) or _plans(run)
+
+
+def _regulates(run: Run) -> bool:
+    return bool(run.method.options.get("regulate"))
+
+
+def _plans(run: Run) -> bool:
+    return "devices" in registry.options_of(methods.METHODS[run.method.name])
+
+
+def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
+    """The run's method with its model and optimisers, and what it asks to know of the devices, where there are any."""
+    client_opt, server_opt = (
+        optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
+    )
+    options = dict(run.method.options)
+    if pool is not None and costs is not None:
+        if _regulates(run):
+            options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
+        if _plans(run):
+            options |= {"devices": pool, "costs": Costs.of(costs)}
+    return methods.build(run.method.name, split, client_opt, server_opt, **options)
+
+
+def model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """The model of this name; options that make no model of it are told of in a user's words."""
+    given = ", ".join(f"{k} = {literal(v)}" for k, v in options.items())
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # refused below
+            net = registry.make("model", MODELS, name, options)
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
+        raise ConfigError(f"the model {name!r} cannot be built with {given}: {reason(error)}") from error
+    for path, parameter in net.named_parameters():
+        if not parameter.numel():
+            shape = tuple(parameter.shape)
+            raise ConfigError(f"the model {name!r} with {given} is empty: {path} has the shape {shape}; make it larger")
+    return net
+
+
+def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **more: Any) -> dict[str, Any]:
+    """The model's options, with those that the data decide filled in: the shape of one input, if it is one tensor."""
+    known = registry.options_of(registry.find("model", MODELS, model.name))
+    facts = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None, **more}
+    if len(shape) == 1:
+        facts |= {"context": shape[0]}
+    if len(shape) == 3:
+        facts |= {"in_channels": shape[0], "image_size": shape[-1]}
+    return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}
+
+
+def _shape(data: Arrays) -> tuple[int, ...]:
+    return tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()

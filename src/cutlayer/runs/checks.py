@@ -1,0 +1,111 @@
+"""What a run must hold before its first round, wherever it runs: in simulation, on Ray or on devices."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cutlayer.core.batches import Batching
+from cutlayer.core.checks import check_type
+from cutlayer.core.kinds import ACTIVATIONS
+from cutlayer.core.method import Method, needs_of
+from cutlayer.core.precision import Precision, check_precision, computing
+from cutlayer.core.program import Program
+from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment
+from cutlayer.errors import ConfigError
+from cutlayer.split import Split
+
+log = logging.getLogger("cutlayer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What is known of a run before it begins."""
+
+    method: Method
+    num_clients: int
+    counts: Sequence[int] | None  # samples of each client; None where only devices that join can tell
+    like: Arrays  # two samples or more: what all of them look like
+    batching: Batching = Batching()
+    per_round: int | None = None
+    precision: Precision = "fp32"
+    chunk: int | None = None
+    augment: Augment | None = None
+    name: str = ""  # of the method, for its user; that of its class by default
+
+
+def check_run(plan: RunPlan) -> None:
+    """Refuse a run that cannot work, before anything is written, deleted or listened to."""
+    method, batching = plan.method, plan.batching
+    check_type("batching", batching, Batching, "such as Batching(size=32)")
+    check_type("the method's model", method.model, Split, "such as Split(net, cut=1)")
+    needs = needs_of(method)
+    if plan.counts is not None:
+        check_batch(batching, plan.counts)
+    if needs.counts_steps and (batching.steps is not None or batching.epochs != 1):
+        given = "steps" if batching.steps is not None else "epochs"
+        raise ConfigError(f"this method counts the mini-batches of a round itself; leave {given} out of the batching")
+    check_precision(plan.precision, method.model.model)
+    if needs.num_clients not in (None, plan.num_clients):
+        raise ConfigError(f"the method's lists are for {needs.num_clients} clients, but there are {plan.num_clients}")
+    ids = able(plan)
+    _check_per_round(plan.per_round, len(ids), needs.fewest_clients)
+    if plan.chunk is not None and (type(plan.chunk) is not int or plan.chunk < 1):
+        raise ConfigError(f"chunk is {plan.chunk!r}; it must be at least 1, or None for all clients at once")
+    _rehearse(plan, ids)
+    _warn(plan)
+
+
+def able(plan: RunPlan) -> tuple[int, ...]:
+    """The clients that hold enough samples for a batch, as far as is known."""
+    batching = plan.batching
+    if plan.counts is None:
+        return tuple(range(plan.num_clients))
+    return tuple(j for j, num in enumerate(plan.counts) if batching.per_epoch(num, batching.size))
+
+
+def check_batch(batching: Batching, counts: Iterable[int]) -> None:
+    """Refuse a batch that no client can fill: every client would train on one odd batch."""
+    largest = max(counts, default=0)
+    if batching.size > largest:
+        raise ConfigError(
+            f"batch size {batching.size} is larger than every client's data (the largest client holds {largest} "
+            f"samples); use a batch of at most {largest}, or fewer clients"
+        )
+
+
+def _check_per_round(per_round: int | None, num_clients: int, fewest: int) -> None:
+    if num_clients == 0:
+        raise ConfigError("no client holds at least 2 samples, so nobody can train; use fewer clients or more data")
+    chosen = num_clients if per_round is None else per_round
+    if not 1 <= chosen <= num_clients:
+        raise ConfigError(f"per_round is {per_round}; it must be from 1 to the {num_clients} clients that hold data")
+    if chosen < fewest:
+        raise ConfigError(f"this method needs at least {fewest} clients a round, but per_round is {chosen}")
+
+
+def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
+    """Run a batch of the smallest size through the model."""
+    needs, size = needs_of(plan.method), plan.batching.size
+    sizes = needs.batch_sizes(ids[-(plan.per_round or len(ids)) :], size)
+    few = plan.like.take(range(min(2, size, needs.smallest_batch or 2, *sizes.values())))
+    with computing(plan.precision):
+        if plan.augment is not None:
+            if not isinstance(few.x, torch.Tensor) or few.x.dim() != 4:
+                raise ConfigError("augment changes images, but the inputs of these data are none; leave it out")
+            plan.augment(few.x[None], [0])
+        plan.method.model.rehearse(few.x, few.y, few.num_classes)
+
+
+def _warn(plan: RunPlan) -> None:
+    program = Program(plan.method)
+    if plan.method.model.cut == 0 and any(program.gives(fn) == ACTIVATIONS for fn in program.functions.values()):
+        log.warning("cut 0 leaves no layer at the clients: what goes up as activations is their raw input")
+    if plan.precision == "bf16" and needs_of(plan.method).full_precision:
+        log.warning(
+            "precision bf16: %s compares passes that differ by little, and bfloat16 may round their differences away; "
+            "fp32 and tf32 are safer",
+            plan.name or program.name,
+        )

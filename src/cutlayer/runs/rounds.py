@@ -1,0 +1,187 @@
+"""The one runner of rounds: sampling, keys, precision, both servers, and a transaction around every attempt.
+
+A round is a function of the state before it. It either commits, or every meter, the clock and the clients' memory are
+put back and the backend is asked to recover; then the round is played again.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from cutlayer.core import keys
+from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.engine import Engine
+from cutlayer.core.meter import Meter, NoClock, Restorable
+from cutlayer.core.method import Method
+from cutlayer.core.places import Clients, World
+from cutlayer.core.precision import Precision, computing
+from cutlayer.core.program import Program
+from cutlayer.core.servers import Bridge, Fed, Server, Together
+from cutlayer.core.state import State
+from cutlayer.core.transport import Transport
+from cutlayer.core.values import settled
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.loop import Loop
+from cutlayer.meters.clock import Clock
+from cutlayer.meters.ledger import Ledger
+from cutlayer.pieces.sampler import Sampler, uniform
+from cutlayer.runs.checks import check_batch
+
+
+class Attempt(NamedTuple):
+    """What one attempt at a round runs on."""
+
+    transport: Transport
+    server: Engine
+    fed: Engine
+    bridge: Bridge = Together()
+
+
+class Backend(Protocol):
+    """Where the clients are: how a round reaches them, and how it recovers."""
+
+    engine: Engine  # that servers compute on, and clients where they are here
+    memory: Any  # what clients keep between rounds, or what servers know of it: a Restorable
+
+    @property
+    def name(self) -> str:
+        """The engine, as records name it."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the clients' data; None if they are no classification."""
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """Settings of a run that were resolved here: the engines."""
+
+    def names(self) -> dict[int, str]:
+        """The clients that can take part, by number."""
+        ...
+
+    def samples_of(self, client: int) -> Arrays:
+        """A client's own samples, where they are here."""
+        ...
+
+    def bridge(self) -> Bridge:
+        """What lies between the two servers before the first round."""
+        ...
+
+    def drawn(self, round: int) -> dict[int, int] | None:
+        """The clients that another server has drawn for this round, with their numbers of samples; None if none has."""
+        ...
+
+    def present(self, round: int) -> Mapping[int, int]:
+        """Wait until a round can begin: the number of samples of each client that could take part."""
+        ...
+
+    def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> AbstractContextManager[Attempt]:
+        """One attempt at a round with these clients; leaving the block without an error finishes it."""
+        ...
+
+    def recover(self, error: BaseException, attempt: int) -> None:
+        """Get ready to retry after a failed attempt of this number; raises if no retry can help."""
+        ...
+
+
+class Rounds:
+    """Runs rounds of a method on a backend."""
+
+    def __init__(
+        self,
+        method: Method,
+        backend: Backend,
+        *,
+        batching: Batching = Batching(),
+        per_round: int | None = None,
+        sampler: Sampler = uniform,
+        seed: int = 0,
+        precision: Precision = "fp32",
+        meters: Sequence[Meter] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.method, self.backend, self.program = method, backend, Program(method)
+        self.batching, self.per_round, self.sampler, self.seed = batching, per_round, sampler, seed
+        self.precision, self.clock = precision, clock
+        self.ledger = Ledger()
+        self.meters: tuple[Meter, ...] = (self.ledger, *meters)
+
+    @property
+    def memory(self) -> Any:
+        """What clients keep between rounds, or what servers know of it."""
+        return self.backend.memory
+
+    @property
+    def engine_name(self) -> str:
+        return self.backend.name
+
+    def restorable(self) -> dict[str, Restorable]:
+        """Everything that a round may change besides its state: what a bookmark and a checkpoint hold."""
+        named: dict[str, Any] = {"ledger": self.ledger, "clock": self.clock, "memory": self.backend.memory}
+        named |= {f"meter {k}": meter for k, meter in enumerate(self.meters[1:], start=1)}
+        return {name: thing for name, thing in named.items() if isinstance(thing, Restorable)}
+
+    def start(self) -> State:
+        """The state before the first round."""
+        bridge = self.backend.bridge()
+        return self.method.start(Server(Loop(), bridge=bridge), Fed(Loop(), bridge=bridge))
+
+    def round(self, state: State) -> State:
+        """The state after one more round with a fresh sample of clients."""
+        attempt = 0
+        while True:  # until a round commits, or the backend gives up
+            attempt += 1
+            before = {name: thing.content() for name, thing in self.restorable().items()}
+            try:
+                return self._play(state)
+            except BaseException as error:
+                for name, thing in self.restorable().items():
+                    thing.restore(before[name])
+                self.backend.recover(error, attempt)
+            # Retry out here, where the error no longer holds the tensors of the failed attempt.
+
+    @torch.no_grad()
+    def _play(self, state: State) -> State:
+        """One attempt at a round."""
+        key = keys.fold(self.seed, "round", state.round)
+        samples = self._sampled(state.round, key)
+        index = {j: range(num) for j, num in samples.items()}  # each client knows which samples these are
+
+        def walk(sizes: Mapping[int, int]) -> Walk:
+            return Walk(self.batching, index, key, sizes)
+
+        clock = NoClock() if self.clock is None else self.clock
+        if self.clock is not None:
+            self.clock.begin()
+        with self.backend.attempt(state.round, key, samples) as attempt, computing(self.precision):
+            world = World(
+                program=self.program,
+                transport=attempt.transport,
+                walk=walk,
+                sizes={j: float(num) for j, num in samples.items()},
+                key=key,
+                meters=self.meters,
+                clock=clock,
+            )
+            server = Server(attempt.server, self.meters, clock, attempt.bridge)
+            fed = Fed(attempt.fed, self.meters, clock, attempt.bridge)
+            after = self.method.round(state, Clients(world, tuple(samples)), server, fed)
+            after = State(*attempt.fed.real(attempt.server.real(tuple(after))))
+        if self.clock is None:
+            return after
+        self.clock.end()
+        return State(*settled(tuple(after)))
+
+    def _sampled(self, round: int, key: int) -> dict[int, int]:
+        """The clients that take part, with their numbers of samples."""
+        drawn = self.backend.drawn(round)
+        if drawn is not None:
+            return drawn
+        present = self.backend.present(round)
+        if round == 0:
+            check_batch(self.batching, present.values())
+        able = tuple(j for j, num in present.items() if self.batching.per_epoch(num, self.batching.size))
+        chosen = self.sampler(able, min(self.per_round or len(able), len(able)), key)
+        return {j: present[j] for j in chosen}

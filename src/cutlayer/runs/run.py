@@ -1,0 +1,270 @@
+"""Run a run in its folder: from the beginning, or on from its newest checkpoint as if it had never stopped."""
+
+import json
+import logging
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from cutlayer.core import tree
+from cutlayer.errors import CheckpointError
+from cutlayer.models.adapters import export_pretrained
+from cutlayer.models.decoders import CausalLM
+from cutlayer.runs import build, config
+from cutlayer.runs.config import Run
+from cutlayer.runs.convergence import accuracies, converged
+from cutlayer.runs.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
+from cutlayer.runs.training import Record, Training
+from cutlayer.version import __version__
+
+__all__ = ["Folder", "environment", "execute"]
+
+log = logging.getLogger("cutlayer")
+Make = Callable[[Run], Training]
+# What may change when a run goes on: its length, when it leaves checkpoints, how many clients have memory at a time.
+MAY_CHANGE = ("rounds", "until_converged", "until_accuracy", "until_samples", "checkpoint_every", "chunk")
+ENGINES = ("engine", "server_engine")
+
+
+def execute(
+    run: Run,
+    folder: Folder,
+    *,
+    root: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    make: Make | None = None,
+    on_start: Callable[[Training], None] | None = None,
+    on_round: Callable[[Training, Record], None] | None = None,
+) -> Training:
+    """Train a run in its folder to its last round, or until the end that it asks for before.
+
+    A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
+    files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
+    `make` makes a training of the run: by default, a simulation of it.
+    """
+    if not (resume or overwrite):
+        folder.refuse_if_taken()
+    with _threads(run.cpu_threads):
+        return _execute(
+            run, folder, make or (lambda run: build.training(run, root)), resume, overwrite, on_start, on_round
+        )
+
+
+def _execute(
+    run: Run,
+    folder: Folder,
+    make: Make,
+    resume: bool,
+    overwrite: bool,
+    on_start: Callable[[Training], None] | None,
+    on_round: Callable[[Training, Record], None] | None,
+) -> Training:
+    with folder.guarded() as hold:
+        if resume and not overwrite and folder.holds_run():
+            hold()
+            training, run = _resumed(run, folder, make, hold)
+        else:
+            training, run = _started(run, folder, make, hold, overwrite)
+        if on_start is not None:
+            on_start(training)
+        if _ended(training, run):
+            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
+            log.info("%s: %s done already", folder.path, done)
+        else:
+            _go_through(training, run, folder, on_round)
+        _finish(training, folder)
+    return training
+
+
+def _go_through(
+    training: Training, run: Run, folder: Folder, on_round: Callable[[Training, Record], None] | None
+) -> None:
+    """The rounds that are left; an end before the last of them is told of."""
+    while not _ended(training, run):
+        record = _round(training, run, folder)
+        if on_round is not None:
+            on_round(training, record)
+    if training.state.round < training.rounds:
+        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(ends(run, training.history)))
+
+
+def _ended(training: Training, run: Run) -> bool:
+    """Whether no round is left."""
+    return training.state.round >= training.rounds or any(ends(run, training.history))
+
+
+def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
+    """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
+    if run.until_samples is not None and history and history[-1]["samples"] >= run.until_samples:
+        yield f"until_samples {run.until_samples:,} reached"
+    found = accuracies(history)
+    if run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy:
+        yield f"until_accuracy {run.until_accuracy:g} reached"
+    if run.until_converged and converged(found) is not None:
+        yield "until_converged: the last evaluations gained next to nothing"
+
+
+@contextmanager
+def _threads(num: int | None) -> Iterator[None]:
+    """Compute with so many threads inside: more of them only get in each other's way where tensors are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _round(training: Training, run: Run, folder: Folder) -> Record:
+    """One more round and what it leaves; the metrics come before the checkpoint, which commits the round."""
+    begin = time.perf_counter()
+    record = training.round()
+    seconds = round(time.perf_counter() - begin, 4)
+    append_line(folder.metrics, record)
+    append_line(folder.timing, {"round": record["round"], "seconds": seconds})
+    if record["round"] % run.checkpoint_every == 0 or _ended(training, run):
+        rounds = {name: thing.content() for name, thing in training.runner.restorable().items()}
+        content = {"state": training.state, "rounds": rounds}
+        folder.store.save(training.state.round, content, {"config": config.as_dict(run)})
+    return record
+
+
+def _finish(training: Training, folder: Folder) -> None:
+    write(folder.ledger, json.dumps(training.runner.ledger.content(), indent=2) + "\n")
+    half = training.half()
+    if half is not None:  # whoever may hold both puts them together
+        write(folder.model, save({k: v.cpu().contiguous() for k, v in half.items()}))
+        return
+    net = training.runner.method.model.model
+    if isinstance(net, CausalLM):  # a base model that others have already is not written again
+        _write_pretrained(net, training.state_dict(), folder)
+        return
+    # Copies: safetensors refuses tied weights, which share memory.
+    values = {k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in training.state_dict().items()}
+    write(folder.model, save(values))
+
+
+def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Folder) -> None:
+    """A folder that is put in place whole."""
+    partial = folder.pretrained.with_name(folder.pretrained.name + ".partial")
+    with writing("the trained model", folder.path):
+        shutil.rmtree(partial, ignore_errors=True)
+        export_pretrained(net, values, partial)
+        shutil.rmtree(folder.pretrained, ignore_errors=True)
+        partial.rename(folder.pretrained)
+
+
+def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
+    """A training before its first round, and the run with everything resolved."""
+    training = make(run)  # before anything is touched: a mistake in the run leaves no trace
+    run = _with_engines_of(training.runner.backend.resolved, run)
+    with writing("the run", folder.path, START_AGAIN):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        hold()
+        if not overwrite:
+            folder.refuse_if_taken()  # by a run that began while this one was made
+        folder.clear()
+    _write_surroundings(training, run, folder, START_AGAIN)
+    write(folder.config, config.dumps(run), START_AGAIN)
+    return training, run
+
+
+def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> tuple[Training, Run]:
+    """The training of a run that goes on, and that run."""
+    if not folder.store.rounds():
+        run = _with_engines_of(config.as_dict(folder.run()), run)
+        _check_first_round(run, folder)
+        return _started(run, folder, make, hold, overwrite=True)
+    content, manifest = folder.store.load()
+    run = _with_engines_of(manifest["config"], run)
+    _check_same(manifest["config"], run, folder)
+    if "rounds" not in content:
+        raise CheckpointError(
+            f"{folder.path} was begun by an earlier version of cutlayer and cannot go on; start over with --overwrite"
+        )
+    done = content["state"].round
+    if done > run.rounds:
+        raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
+    training = make(run)
+    content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)
+    training.history = folder.cut_back(done)
+    training.state = content["state"]
+    for name, thing in training.runner.restorable().items():
+        thing.restore(content["rounds"][name])
+    write(folder.config, config.dumps(run))  # it may have more rounds now
+    _compare_surroundings(run, folder, manifest["config"].get("chunk"))
+    return training, run
+
+
+def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
+    """The run with `auto` replaced by what it was resolved to, so that it is not resolved again."""
+    return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
+
+
+def _check_first_round(run: Run, folder: Folder) -> None:
+    """A run without a checkpoint begins again, unless it must have had one."""
+    _check_same(config.as_dict(folder.run()), run, folder)
+    done = len(folder.history())
+    if done > folder.run().checkpoint_every:
+        raise CheckpointError(
+            f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
+            "or start over with --overwrite"
+        )
+
+
+def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
+    found = difference(then, run)
+    if found:
+        raise CheckpointError(
+            f"{folder.path} holds a run of another configuration: {found}; "
+            "resume it with its own, start over with --overwrite, or choose another --out"
+        )
+
+
+def difference(then: Mapping[str, Any], run: Run) -> str:
+    """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
+    known = config.changed(Run(), then, "the checkpoint")  # a key that there was not yet had its default
+    there, here = (config.flat(json.loads(json.dumps(config.as_dict(r)))) for r in (known, run))
+    keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
+    return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What the numbers of a run on this device may depend on beside its configuration."""
+    return {
+        "cutlayer": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        **({"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}),
+    }
+
+
+def _write_surroundings(training: Training, run: Run, folder: Folder, advice: str = GO_ON) -> None:
+    known = {**environment(run.device), "engine": training.runner.engine_name}
+    write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
+
+
+def _compare_surroundings(run: Run, folder: Folder, chunk: int | None) -> None:
+    then, now = {**folder.surroundings(), "chunk": chunk}, {**environment(run.device), "chunk": run.chunk}
+    for key in now:
+        if key in then and then[key] != now[key]:
+            log.warning(
+                "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",
+                folder.path,
+                key,
+                then[key],
+                now[key],
+            )

@@ -1,0 +1,136 @@
+"""What the place of a cut costs and what it brings: a study of runs that differ in their cut."""
+
+from dataclasses import asdict, dataclass
+from math import isclose
+from statistics import fmean
+from typing import Any
+
+from cutlayer.planning.devices import PASSES
+from cutlayer.planning.profile import Profile
+from cutlayer.results.report import Comparison
+from cutlayer.results.trials import Group, Spread
+from cutlayer.runs.config import Run
+
+
+@dataclass(frozen=True, order=True)
+class CutLine:
+    """Runs that differ only in their cut and their seed."""
+
+    partition: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.partition}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRow:
+    """One cut. Costs are of one client; they hardly depend on the partition, so they are means over it."""
+
+    cut: int  # units at the client
+    unit: str  # the last of them
+    accuracy: dict[CutLine, Spread]  # best, by line
+    bytes: dict[str, float]  # up and down in a round, by method
+    flops: int  # forward and backward, for one sample, as the clock counts them
+    params: int
+    seconds: dict[str, float]  # simulated, of a round, by method
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutStudy:
+    """Every cut that was tried, from the input on."""
+
+    rows: tuple[CutRow, ...]
+    lines: tuple[CutLine, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(line.method for line in self.lines))
+
+    @property
+    def same_traffic(self) -> bool:
+        """Whether all methods send equally much at every cut."""
+        return all(isclose(min(row.bytes.values()), max(row.bytes.values())) for row in self.rows)
+
+    def conclusions(self) -> list[str]:
+        """What the numbers say of each line: how much the cut matters, and where it is best."""
+        return [self._conclusion(line) for line in self.lines if any(line in row.accuracy for row in self.rows)]
+
+    def _conclusion(self, line: CutLine) -> str:
+        known = [(100 * row.accuracy[line].mean, row) for row in self.rows if line in row.accuracy]
+        accuracies = [accuracy for accuracy, _ in known]
+        best = known[accuracies.index(max(accuracies))][1]
+        if len(known) == 1:
+            return f"{line}: {max(accuracies):.1f} % at {best.cut} ({best.unit})"
+        if max(accuracies) - min(accuracies) < 0.05:
+            return f"{line}: {max(accuracies):.1f} % at every cut"
+        return (
+            f"{line}: {max(accuracies) - min(accuracies):.1f} points between the cuts, "
+            f"best at {best.cut} ({best.unit}) with {max(accuracies):.1f} %"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "cuts": [
+                {
+                    "cut": row.cut,
+                    "unit": row.unit,
+                    "best_accuracy": [
+                        {"partition": line.partition, "method": line.method, **asdict(spread)}
+                        for line, spread in row.accuracy.items()
+                    ],
+                    "client_bytes_per_round": row.bytes,
+                    "client_flops_per_sample": row.flops,
+                    "client_params": row.params,
+                    "simulated_seconds_per_round": row.seconds,
+                }
+                for row in self.rows
+            ],
+            "conclusions": self.conclusions(),
+        }
+
+
+def summary(comparison: Comparison, costs: Profile) -> CutStudy:
+    """The runs of a comparison by their cut; a panel is a partition."""
+    units = [row.name for row in costs.rows]
+    found: dict[int, list[tuple[CutLine, Group]]] = {}
+    for panel in comparison.panels:
+        for group in panel.groups:
+            line = CutLine(panel.name.rpartition("/")[2], group.run.method.name)
+            found.setdefault(_number(group.run, units), []).append((line, group))
+    lines = dict.fromkeys(line for pairs in found.values() for line, _ in pairs)
+    rows = tuple(_row(cut, units, found[cut], costs) for cut in sorted(found))
+    return CutStudy(rows=rows, lines=tuple(lines))
+
+
+def _row(cut: int, units: list[str], pairs: list[tuple[CutLine, Group]], costs: Profile) -> CutRow:
+    own = costs.client_units(cut, _head(pairs[0][1].run, units))
+    seconds: dict[str, list[float]] = {}
+    traffic: dict[str, list[float]] = {}
+    for line, group in pairs:
+        traffic.setdefault(line.method, []).append(_bytes_per_round(group))
+        if group.simulated is not None:
+            seconds.setdefault(line.method, []).append(group.simulated / fmean(group.rounds))
+    return CutRow(
+        cut=cut,
+        unit=costs.rows[cut - 1].name if cut else "none",
+        accuracy={line: best for line, group in pairs if (best := group.best) is not None},
+        bytes={method: fmean(some) for method, some in traffic.items()},
+        flops=PASSES * sum(unit.forward_flops for unit in own),
+        params=sum(unit.params for unit in own),
+        seconds={method: fmean(some) for method, some in seconds.items()},
+    )
+
+
+def _bytes_per_round(group: Group) -> float:
+    clients = group.run.per_round or group.run.clients
+    return (group.bytes("up") + group.bytes("down")) / fmean(group.rounds) / clients
+
+
+def _head(run: Run, units: list[str]) -> int | None:
+    return units.index(run.head) if isinstance(run.head, str) else run.head
+
+
+def _number(run: Run, units: list[str]) -> int:
+    return run.cut if isinstance(run.cut, int) else units.index(run.cut) + 1

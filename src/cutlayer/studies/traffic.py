@@ -1,0 +1,89 @@
+"""What crossed, as Table 3 of the HO-SFL paper breaks it down; from a run's ledger or from a formula.
+
+Uplink (Act)            what the cut lets through
+Uplink (Model)          client-side models
+Uplink (Scalar)         slopes, losses
+Downlink (Grad)         gradients of the cut
+Downlink (Model)        client-side models, auxiliary ones
+Downlink (Scalar/Seed)  slopes, losses, seeds, and what a client has missed of them
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from cutlayer.errors import ConfigError
+from cutlayer.results.trials import Group, Trial
+
+GIB = 2**30
+# Of a U-shaped split more crosses at the head, each way: it counts with what crosses at the cut.
+PAPER_ROWS = {
+    "Uplink (Act)": ("up_activations", "up_gradients"),
+    "Uplink (Model)": ("up_model", "up_auxiliary"),
+    "Uplink (Scalar)": ("up_scalars", "up_slopes"),
+    "Downlink (Grad)": ("down_gradients", "down_activations"),
+    "Downlink (Model)": ("down_model", "down_auxiliary"),
+    "Downlink (Scalar/Seed)": ("down_scalars", "down_slopes"),
+}
+SETUP = "Downlink (Setup)"
+OUR_ROWS = {
+    "Uplink (Labels)": ("up_labels",),
+    SETUP: ("down_setup",),  # a whole model for a client that was away too long
+}
+INTER_SERVER, OTHER = "Inter-server", "Other"
+AUXILIARY = "down_auxiliary"
+
+
+def breakdown(crossed: Mapping[str, float], *, paper_convention: bool = False) -> dict[str, float]:
+    """Bytes by row, from bytes by direction and kind such as up_activations.
+
+    Every byte counts in one row. By the paper's convention there are only the paper's rows, without labels, settings
+    and set-up, and where an auxiliary model goes down (FSL-SAGE) the client's own model is left out of that row.
+    """
+    rows = {row: sum(crossed.get(name, 0) for name in names) for row, names in PAPER_ROWS.items()}
+    if paper_convention:
+        return rows | ({"Downlink (Model)": crossed[AUXILIARY]} if crossed.get(AUXILIARY) else {})
+    rows |= {row: sum(crossed.get(name, 0) for name in names) for row, names in OUR_ROWS.items()}
+    rows[INTER_SERVER] = sum(size for name, size in crossed.items() if name.startswith("inter_server_"))
+    return {**rows, OTHER: sum(crossed.values()) - sum(rows.values())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficColumn:
+    """The traffic of one run, or the mean of its seeds."""
+
+    label: str
+    name: str
+    samples: float  # that it stands for
+    rows: dict[str, float]  # bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"label": self.label, "name": self.name, "samples": self.samples, "bytes": self.rows}
+
+
+def column(group: Group, samples: int | None = None, *, paper_convention: bool = False) -> TrafficColumn:
+    """The traffic of a group's runs, or of runs as long as `samples`: its bytes a sample times as many.
+
+    A client is set up once, however long a run is, so that row stays as it is.
+    By the paper's convention a run ends with the first whole round after which more than `samples` are processed.
+    """
+    ends = [t.history[-1] for t in group.trials]
+    factors = [_factor(t, samples, whole_rounds=paper_convention) for t in group.trials]
+    found = [breakdown(end["bytes"], paper_convention=paper_convention) for end in ends]
+    rows = {
+        row: fmean((1 if row == SETUP else f) * b[row] for f, b in zip(factors, found, strict=True)) for row in found[0]
+    }
+    stands_for = fmean(f * end["samples"] for f, end in zip(factors, ends, strict=True))
+    return TrafficColumn(label=group.label, name=group.run.name, samples=stands_for, rows=rows)
+
+
+def _factor(trial: Trial, samples: int | None, *, whole_rounds: bool) -> float:
+    """How many times this run's length."""
+    if samples is None:
+        return 1.0
+    done: int = trial.history[-1]["samples"]
+    rounds = len(trial.history)
+    if not done:
+        raise ConfigError(f"{trial.path} has processed no sample, so its traffic has no scale; leave out --samples")
+    return (samples * rounds // done + 1) / rounds if whole_rounds else samples / done

@@ -1,0 +1,345 @@
+"""Specifies the one runner: one transaction on every backend, one check everywhere, servers on any engine."""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SEED, clients_of, images, run, simulation
+from in_process import deployment, device, join
+from test_engines_agree import CASES, Outcome, must_agree, on_loop
+from test_remote import method_of
+from torch import nn
+
+import cutlayer
+from cutlayer import optim
+from cutlayer.core.batches import Batching
+from cutlayer.core.engine import Engine
+from cutlayer.core.method import Needs, method
+from cutlayer.core.places import Clients
+from cutlayer.core.servers import Fed, Server
+from cutlayer.core.state import State
+from cutlayer.engines import auto
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.recorder import Again
+from cutlayer.engines.loop import Loop
+from cutlayer.engines.vmap import Vmap
+from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.methods.splitfed import SplitFed
+from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import Refusal
+from cutlayer.remote.server.serve import RunServer, Serving, samples_of
+from cutlayer.remote.server.sessions import Answered
+from cutlayer.runs import build
+from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.rounds import Rounds
+from cutlayer.split import Split
+
+CPU = torch.device("cpu")
+
+
+class Count:
+    """A meter that can be put back, and reports."""
+
+    def __init__(self) -> None:
+        self.steps = self.crossings = 0
+
+    def stepped(self, sizes: Any) -> None:
+        self.steps += 1
+
+    def crossed(self, *_: Any) -> None:
+        self.crossings += 1
+
+    def waited(self, ids: Any) -> None: ...
+
+    def sent(self, *_: Any) -> None: ...
+
+    def content(self) -> dict[str, int]:
+        return {"steps": self.steps, "crossings": self.crossings}
+
+    def restore(self, content: dict[str, int]) -> None:
+        self.steps, self.crossings = content["steps"], content["crossings"]
+
+    def metrics(self) -> dict[str, int]:
+        return {"crossings": self.crossings}
+
+
+# -- one transaction ---------------------------------------------------------------------------------------------------
+
+
+class Stumbling(Loop):
+    """Fails once when it loads its second batch, and can be retried."""
+
+    def __init__(self) -> None:
+        self.batches, self.failures = 0, 0
+
+    def load(self, *args: Any) -> Any:
+        self.batches += 1
+        if self.batches == 2:
+            raise RuntimeError("stumbled")
+        return super().load(*args)
+
+    def recover(self, error: BaseException, attempt: int) -> Engine:
+        if "stumbled" not in str(error):
+            raise error
+        self.failures += 1
+        return self
+
+
+def played(runner: Rounds, rounds: int = 2) -> tuple[Any, Any]:
+    return run(runner, rounds), {name: thing.content() for name, thing in runner.restorable().items()}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", ["sfl_v1", "hosfl", "fsl_sage"])
+def test_a_round_that_fails_here_leaves_no_trace(case: str) -> None:
+    clean = simulation(method_of(case), batching=CASES[case].batching, engine="loop", meters=(Count(),))
+    engine = Stumbling()
+    retried = simulation(method_of(case), batching=CASES[case].batching, engine=engine, meters=(Count(),))
+    expected, found = played(clean), played(retried)
+    assert engine.failures == 1 and found[1].keys() >= {"ledger", "memory", "meter 1"}
+    must_agree(Outcome(found[0], retried.ledger), Outcome(expected[0], clean.ledger), 0.0)
+    assert found[1]["meter 1"] == expected[1]["meter 1"] and found[1]["meter 1"]["crossings"] > 0
+
+
+def test_an_error_that_no_retry_mends_also_puts_everything_back() -> None:
+    class Broken(Loop):
+        def grad(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("broken")
+
+    sim = simulation(method_of("sfl_v1"), engine=Broken(), meters=(Count(),))
+    before = {name: thing.content() for name, thing in sim.restorable().items()}
+    with pytest.raises(RuntimeError, match="broken"):
+        sim.round(sim.start())
+    assert {name: thing.content() for name, thing in sim.restorable().items()} == before
+
+
+def test_a_round_that_devices_abandon_leaves_no_trace() -> None:
+    """Everybody refuses the second request of the first attempt at the second round."""
+    batching = CASES["sfl_v1"].batching
+    clean = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),))
+    there = deployment(
+        method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),), deadline=5
+    )
+    sessions: Any = there.backend.sessions  # type: ignore[attr-defined]
+    requests: dict[int, int] = {}
+    for j, session in sessions.present().items():
+
+        def send(work: Any, tensors: Any, j: int = j, session: Any = session, old: Any = session.transmit) -> int:
+            requests[j] = requests.get(j, 0) + (work.round == 1)
+            if requests[j] < 2:
+                return int(old(work, tensors))
+            refusal = Refusal(session=work.session, number=work.number, where="", reason="not today")
+            sessions.take(Answered(j, session.number, refusal, []))
+            return 0
+
+        session.transmit = send
+
+    def all_back(_: int) -> tuple[int, ...]:
+        for j in {*range(len(clients_of()))} - sessions.present().keys():
+            join(sessions, device(there.method, images(), clients_of(), batching, j))
+        return tuple(sessions.present())
+
+    there.backend.gather = all_back  # type: ignore[attr-defined]
+    expected, found = played(clean), played(there)
+    assert set(requests.values()) == {2}
+    must_agree(Outcome(found[0], there.ledger), Outcome(expected[0], clean.ledger), 0.0)
+    assert found[1]["meter 1"] == expected[1]["meter 1"]
+
+
+# -- one check ---------------------------------------------------------------------------------------------------------
+
+SMALL = Run(clients=4, rounds=1, method=Choice("sfl_v1"), batching=Batching(size=8), engine="loop")
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "steps of a method that counts them": (
+        {"method": Choice("hosfl"), "batching": Batching(size=8, steps=5)},
+        "this method counts the mini-batches of a round itself; leave steps out of the batching",
+    ),
+    "a batch that no client fills": (
+        {"batching": Batching(size=5000)},
+        "batch size 5000 is larger than every client's data (the largest client holds ",
+    ),
+    "more clients a round than there are": (
+        {"per_round": 9},
+        "per_round is 9; it must be from 1 to the 4 clients that hold data",
+    ),
+    "too few clients a round": (
+        {"method": Choice("smofi", {"random_cut": (1, 2)}), "per_round": 1},
+        "this method needs at least 2 clients a round, but per_round is 1",
+    ),
+    "a list for other clients": (
+        {"method": Choice("hasfl", {"batches": (4, 4), "cuts": "fixed"})},
+        "the method's lists are for 2 clients, but there are 4",
+    ),
+}
+
+
+def in_simulation(given: Run) -> None:
+    build.training(given)
+
+
+def on_ray(given: Run) -> None:
+    build.training(replace(given, engine="ray"))
+
+
+def served(given: Run) -> None:
+    board = Board(name=given.name, method=given.method.name, rounds=given.rounds)
+    RunServer(given, Serving(listen="127.0.0.1:0"), board, samples_of(given, None, None))
+
+
+def from_python(given: Run) -> None:
+    data, partition, _, _ = build.dealt(given)
+    planned = build.method(given, build.model_of(given, data))
+    cutlayer.train(planned, data, partition, rounds=1, batching=given.batching, per_round=given.per_round)
+
+
+@pytest.mark.parametrize("place", [in_simulation, on_ray, served, from_python])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_everywhere_with_the_same_words(mistake: str, place: Callable[[Run], None]) -> None:
+    changes, text = MISTAKES[mistake]
+    given = replace(SMALL, **changes)
+    with pytest.raises(ConfigError) as caught:
+        place(given)
+    assert str(caught.value).startswith(text)
+
+
+def test_a_batch_that_no_device_fills_is_refused_when_they_have_joined() -> None:
+    there = deployment(method_of("sfl_v1"), images(), clients_of(), batching=Batching(size=500), seed=SEED)
+    with pytest.raises(ConfigError, match=r"batch size 500 is larger than every client's data \(the largest client"):
+        there.round(there.start())
+
+
+# -- servers on any engine ---------------------------------------------------------------------------------------------
+
+ENGINES: dict[str, Callable[[], Engine]] = {"vmap": Vmap, "graph": lambda: Graph(Again(CPU), 5)}
+FAST = ("sfl_v1", "smofi", "mergesfl", "hosfl", "sfl_v2")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_servers_of_devices_give_loops_numbers_on_every_engine(case: str, engine: str) -> None:
+    there = deployment(
+        method_of(case),
+        images(),
+        clients_of(),
+        batching=CASES[case].batching,
+        seed=SEED,
+        engine=ENGINES[engine](),
+    )
+    sessions: Any = there.backend.sessions  # type: ignore[attr-defined]
+    devices = {j: device(there.method, images(), clients_of(), CASES[case].batching, j) for j in sessions.present()}
+
+    def all_back(_: int) -> tuple[int, ...]:
+        """A server that retries may ask everybody to join again."""
+        for j in devices.keys() - sessions.present().keys():
+            join(sessions, devices[j])
+        return tuple(sessions.present())
+
+    there.backend.gather = all_back  # type: ignore[attr-defined]
+    found = Outcome(run(there), there.ledger)  # type: ignore[arg-type]
+    must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), 1e-11)
+
+
+def test_devices_of_equal_shapes_are_stacked_at_the_server() -> None:
+    sizes: list[int] = []
+
+    class Watched(Vmap):
+        def grad(self, fn: Any, values: Any, ids: Any, *, cut: int | None) -> Any:
+            made = super().grad(fn, values, ids, cut=cut)
+            sizes.extend(len(block.ids) for block in made)
+            return made
+
+    batching = Batching(size=4, steps=2)
+    there = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, engine=Watched())
+    there.round(there.start())
+    assert sizes == [4, 1, 4, 1]  # one client has fewer samples than a batch
+
+
+# -- the rule of auto --------------------------------------------------------------------------------------------------
+
+
+def test_all_methods_of_a_comparison_run_on_the_same_engine() -> None:
+    names = {simulation(method_of(case), engine="auto").engine_name for case in ("sfl_v1", "fedavg", "sl", "mergesfl")}
+    assert len(names) == 1
+
+
+def test_the_rule_asks_for_the_work_of_a_batch() -> None:
+    def engine(width: int) -> str:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)).double()
+        mine = SplitFed(model=Split(net, 2), client_opt=optim.sgd(0.1), server_opt=optim.sgd(0.1))
+        partition, batching = clients_of((100, 100)), Batching(size=100)
+        return simulation(mine, images(200), partition, batching=batching, engine="auto").engine_name
+
+    # A batch of 100 takes 100 * 2 * (64 + 10) * width FLOPs forwards: 29.6 million, and 59.2.
+    assert auto.MOST_STACKED == 32e6
+    assert (engine(2000), engine(4000)) == ("vmap", "loop")
+
+
+# -- needs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_method_may_have_a_method_called_sizes() -> None:
+    base = method_of("sfl_v1")
+
+    @method
+    class Named:
+        """Forwards to another method."""
+
+        model = base.model
+
+        def sizes(self) -> str:
+            return "of no interest to a run"
+
+        def start(self, server: Server, fed: Fed) -> State:
+            return base.start(server, fed)
+
+        def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+            return state._replace(round=state.round + 1)
+
+    sim = simulation(Named(), engine="loop")
+    assert sim.round(sim.start()).round == 1 and Named().needs == Needs()  # type: ignore[attr-defined]
+
+
+def test_nobody_asks_a_method_by_getattr() -> None:
+    found = []
+    for file in Path(cutlayer.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("getattr", "hasattr")
+            ):
+                asked = ast.unparse(node.args[0])
+                if re.search(r"\b(method|made|planned)\b", asked):
+                    found.append(f"{file.name}: {ast.unparse(node)}")
+    assert not found
+
+
+def test_a_class_without_the_decorator_is_refused() -> None:
+    class Bare:
+        model = method_of("sfl_v1").model
+
+    with pytest.raises(CutlayerError, match="Bare is no method yet; put @method above its @dataclass"):
+        simulation(Bare(), engine="loop")  # type: ignore[arg-type]
+
+
+def test_what_vmap_cannot_stack_says_which_engine_to_use() -> None:
+    broken = RuntimeError("vmap: It looks like you're calling .item() on a Tensor")
+    with pytest.raises(ConfigError) as caught:
+        Vmap().recover(broken, 1)
+    assert str(caught.value).startswith("engine vmap cannot stack what this method computes (vmap: It looks like")
+    assert str(caught.value).endswith("; use engine = 'loop'")
+    with pytest.raises(KeyboardInterrupt):
+        Vmap().recover(KeyboardInterrupt(), 1)
+
+
+def test_two_servers_in_two_processes_refuse_an_engine_that_stacks() -> None:
+    given = replace(SMALL, server_engine="vmap")
+    board = Board(name=given.name, method=given.method.name, rounds=given.rounds)
+    with pytest.raises(ConfigError, match="two servers in two processes compute on loop"):
+        RunServer(given, Serving(listen="127.0.0.1:0", role="train"), board, samples_of(given, None, None))
