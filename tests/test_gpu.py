@@ -15,6 +15,9 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.state import Part, State, Tensors
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
+from cutlayer.engines.graph.engine import Graph
+from cutlayer.engines.graph.recorder import Cuda
+from cutlayer.engines.loop import Loop
 from cutlayer.pieces.hybrid import History
 from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
@@ -177,12 +180,14 @@ def test_rounds_on_a_gpu_are_rounds_on_a_cpu(name: str, engine: str) -> None:
 ON_A_GPU = ("fedavg", "sfl_v1", "smofi", "sfl_v2", "hasfl own cuts", "hosfl", "zo_sfl", "fsl_sage")
 
 
+@pytest.mark.parametrize("engine", ("loop", "graph"))
 @pytest.mark.parametrize("case", ON_A_GPU)
-def test_remote_clients_and_servers_on_a_gpu_give_the_loop_engines_numbers(case: str) -> None:
+def test_remote_clients_and_servers_on_a_gpu_give_the_loop_engines_numbers(case: str, engine: str) -> None:
     method, again = (method_of(case, device="cuda") for _ in range(2))
     data, batching = images().to("cuda"), CASES[case].batching
     here = simulation(method, data, clients_of(), batching=batching)
-    there = deployment(again, data, clients_of(), batching=batching, seed=SEED, server_device="cuda")
+    of_servers = Loop() if engine == "loop" else Graph(Cuda(torch.device("cuda")), len(clients_of()))
+    there = deployment(again, data, clients_of(), batching=batching, seed=SEED, server_device="cuda", engine=of_servers)
     state = run(there)  # type: ignore[arg-type]
     assert all(a.is_cuda for a in tree.tensors((state.client.tree, state.server.tree)) if a.is_floating_point())
     agree(plain(state[1:3]), plain(run(here)[1:3]), tol=1e-9)
