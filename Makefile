@@ -42,6 +42,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/wire.py
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python bench/devices.py
 	$(BIN)/python bench/many_clients.py
+	$(BIN)/python bench/server_engine.py
 	$(BIN)/python bench/flower.py
 
 # The pinned versions first, then the package itself without looking for others.
