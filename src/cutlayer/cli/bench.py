@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer import Option
 
 from cutlayer import benching
 from cutlayer.cli import costs, show
@@ -19,43 +20,43 @@ NOTHING = "none"
 
 def bench(
     context: typer.Context,
-    clients: Annotated[int | None, typer.Option(help="In a step; by default 20, on a CPU 4.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of each client's mini-batch, by default 32.")] = None,
+    clients: Annotated[int | None, Option(help="In a step; by default 20, on a CPU 4.")] = None,
+    batch: Annotated[int | None, Option(help="Samples of each client's mini-batch, by default 32.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model for images (see `cutlayer list models`); resnet18, on a CPU resnet_tiny."),
+        Option(help="A model for images (see `cutlayer list models`); resnet18, on a CPU resnet_tiny."),
     ] = None,
     cut: Annotated[
         str | None,
-        typer.Option(help="Units at the client, or the name of the last one; by default 3: layer1.1 of resnet18."),
+        Option(help="Units at the client, or the name of the last one; by default 3: layer1.1 of resnet18."),
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by default bf16, on a CPU fp32.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda where there is one, else cpu.")] = None,
-    steps: Annotated[int | None, typer.Option(help="In a turn; by default 20, on a CPU 10.")] = None,
+    precision: Annotated[str | None, Option(help="fp32, tf32 or bf16; by default bf16, on a CPU fp32.")] = None,
+    device: Annotated[str | None, Option(help="cuda where there is one, else cpu.")] = None,
+    steps: Annotated[int | None, Option(help="In a turn; by default 20, on a CPU 10.")] = None,
     turns: Annotated[
-        int | None, typer.Option(help="Timed, of which the median counts; by default 5. End to end: rounds.")
+        int | None, Option(help="Timed, of which the median counts; by default 5. End to end: rounds.")
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAMES",
             help="Of graph, loop and vmap, with commas between them, or none; by default all that suit the device.",
         ),
     ] = None,
     baselines: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Of hand, jax and limit, or none; by default all.")
+        str | None, Option(metavar="NAMES", help="Of hand, jax and limit, or none; by default all.")
     ] = None,
     end_to_end: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--end-to-end",
             help="Whole rounds instead, with data and evaluation: 5 epochs of so many of five times as many clients.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of weights, samples and batches.")] = 0,
+    seed: Annotated[int, Option(help="Of weights, samples and batches.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the JSON document into this file, in place of what it holds."),
+        Option(metavar="FILE", help="Also write the JSON document into this file, in place of what it holds."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -63,6 +64,12 @@ def bench(
 
     The limit is one model on the batches of all clients merged. Samples are noise with the shapes of CIFAR-10. Takes
     about a minute; a row that cannot be timed tells why.
+
+    Examples:
+        cutlayer bench
+        cutlayer bench --clients 8 --engines loop,vmap --baselines hand
+        cutlayer bench --model resnet18 --precision tf32 --output tf32.json
+        cutlayer bench --end-to-end --engines graph
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
@@ -79,7 +86,7 @@ def bench(
     case = benching.Case(**{**benching.usual(device, end_to_end), **given}, end_to_end=end_to_end, seed=seed)
     document = {"command": _command(context), **_measured(case)}
     if as_json:
-        show.as_json(document)
+        show.result(document, machine=True)
     else:
         typer.echo(benching.text(document))
     if output is not None:

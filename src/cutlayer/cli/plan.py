@@ -1,19 +1,21 @@
 """From the words of a command line to a plan: which device holds which layers, and how large its batches are."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import torch
+import typer
 from torch import nn
+from typer import Option
 
 from cutlayer import optim, registry
-from cutlayer.cli import costs, launch
+from cutlayer.cli import costs, launch, plan_table, show
+from cutlayer.cli.options import Classes, InputShape, Json, Settings, figure_option
+from cutlayer.cli.progress import logging_to
 from cutlayer.core import keys
 from cutlayer.core.checks import check_positive
 from cutlayer.data.arrays import Arrays
@@ -22,6 +24,7 @@ from cutlayer.planning.device_files import read
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
+from cutlayer.results import figures
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
@@ -55,24 +58,54 @@ DATA = {  # the data set whose samples have this shape, and so many classes
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the command line says; None is for what it leaves open."""
+    """The options of the command; None stands for what the user leaves open."""
 
-    model: str | None
-    devices: str | None
-    clients: int | None
-    interval: int | None
-    lr: float | None
-    mode: str
-    target: float | None
-    samples: int | None
-    least_batch: int
-    shape: str | None
-    classes: int | None
-    optimiser: str
-    data: str | None
-    run: Path | None
-    seed: int | None
-    settings: list[str]
+    model: Annotated[str | None, Option(help="A model (see `cutlayer list models`); by default the run's.")] = None
+    devices: Annotated[
+        str | None,
+        Option(
+            metavar="NAME|FILE",
+            help="A list of devices (.csv, .json), sample for the one that comes with cutlayer, table1 or pool for "
+            "devices at random; by default the run's, or table1.",
+        ),
+    ] = None
+    clients: Annotated[
+        int | None, Option(min=1, help="How many of them; by default all of a file, or 20 at random.")
+    ] = None
+    interval: Annotated[int | None, Option(min=1, help="Mini-batches between aggregations; the run's own, or 15.")] = (
+        None
+    )
+    lr: Annotated[float | None, Option(help="Learning rate; by default the run's, or 0.0005.")] = None
+    mode: Annotated[str, Option(help="joint chooses batches and deadlines together, paper in turns as HASFL does.")] = (
+        "joint"
+    )
+    target: Annotated[
+        float | None, Option(metavar="EPS", help="Mean squared gradient norm to reach; by default one within reach.")
+    ] = None
+    samples: Annotated[
+        int | None,
+        Option(min=1, help="Samples at each device: no batch is larger; by default an even share of --data."),
+    ] = None
+    least_batch: Annotated[
+        int, Option(min=1, help="No batch is smaller; give 4 or more to a model with BatchNorm.")
+    ] = 1
+    shape: InputShape = None
+    classes: Classes = None
+    optimiser: Annotated[str, Option(help="sgd, momentum or adam: its state takes memory.")] = "sgd"
+    data: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Estimate the bound on this data set (see `cutlayer list data`), from $CUTLAYER_DATA; by default on "
+            "random samples.",
+        ),
+    ] = None
+    run: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Plan for the model, data and devices of this run, with its estimates."),
+    ] = None
+    seed: Annotated[int | None, Option(help="Of the weights, the devices and the random samples.")] = None
+    settings: Settings = None
 
     def __post_init__(self) -> None:
         if self.model is None and self.run is None:
@@ -88,6 +121,46 @@ class PlanRequest:
             )
         if (self.data is not None or self.run is not None) and (self.shape or self.classes):
             raise ConfigError("the data tell the shape of a sample and the classes; leave out --input and --classes")
+
+
+def plan(
+    asked: PlanRequest,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the plan as a run: `cutlayer run FILE` trains it (.toml).")
+    ] = None,
+    figure: Annotated[Path | None, figure_option("Draw a mini-batch of all devices before and after")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose each device's cut and batch size for the least time until a target, and say what that gains.
+
+    Mini-batches come from a bound on convergence, whose constants one batch tells, and seconds from what the devices
+    compute and send.
+
+    Examples:
+        cutlayer plan --model vgg16 --devices sample
+        cutlayer plan --model vgg16 --devices devices.csv --out plan.toml --figure plan.png
+        cutlayer plan --model resnet18 --data cifar100 --devices table1 --clients 50 --set devices.server_tflops=40
+        cutlayer plan --run runs/mine/seed-0 --target 0.05 --json
+    """
+    if out is not None and out.suffix != ".toml":  # `cutlayer run` would not take it for a file
+        raise ConfigError(f"cannot write a plan into {out}; use a name that ends in .toml")
+    answer = answered(asked)
+    document = plan_table.document(answer)
+    show.with_figure(
+        {**document, "out": None if out is None else str(out)},
+        plan_table.tables(document),
+        machine=as_json,
+        figure=figure,
+        draw=lambda path: figures.draw_plan(answer.planned, path, answer.names),
+    )
+    if out is not None:
+        write(answer, out)
+    if out is not None and not as_json:
+        run, problem = answer.run, answer.planned.problem
+        typer.echo(
+            f"plan: {out}, for {run.data}: {run.rounds} rounds of {problem.interval} mini-batches with lr "
+            f"{problem.bound.lr:g}; train it with: cutlayer run {out}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,9 +183,13 @@ class PlanAnswer:
 
 def answered(asked: PlanRequest) -> PlanAnswer:
     """Build the model, draw the devices, estimate the bound's constants, and plan."""
-    from cutlayer.planning.planner import plan  # here and not above: scipy is slow to load, other commands need none
+    from cutlayer.planning import planner  # here and not above: scipy is slow to load, other commands need none
 
-    folder = None if asked.run is None else _existing(asked.run)
+    folder = None if asked.run is None else Folder(asked.run)
+    if folder is not None and not folder.config.exists():
+        raise DataError(
+            f"there is no run in {asked.run}; give the folder with its config.toml, such as runs/mine/seed-0"
+        )
     run = _run(asked, folder)
     real = asked.data is not None or folder is not None
     data = build.dataset(run).train if real else _random(run, asked)
@@ -123,8 +200,8 @@ def answered(asked: PlanRequest) -> PlanAnswer:
     devices = build.devices(choice, table, run.clients, keys.fold(run.seed, "devices"))
     bound, estimated = _bound(asked, run, folder, split, batch)
     samples = asked.samples or (max(int(run.subset * len(data)) // run.clients, 1) if real else None)
-    with _notes_untold():
-        planned = plan(
+    with logging_to(logging.NullHandler()):  # the planner logs its notes, and the table has them too
+        planned = planner.plan(
             table,
             devices,
             replace(bound, target=asked.target),
@@ -175,12 +252,6 @@ def write(answer: PlanAnswer, path: Path) -> None:
         ) from error
 
 
-def check_toml(path: Path) -> None:
-    """Refuse a name that `cutlayer run` would not take for a file, before any work is done."""
-    if path.suffix != ".toml":
-        raise ConfigError(f"cannot write a plan into {path}; use a name that ends in .toml")
-
-
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +267,7 @@ def _run(asked: PlanRequest, folder: Folder | None) -> Run:
         changes["clients"] = asked.clients or len(read(path))
     if folder is None:  # the samples are planned for as if everyone had as many
         changes |= {"optimiser": {**OPTIMISERS[asked.optimiser], "lr": asked.lr or USUAL_LR}, "partition": "iid"}
-    settings = launch.parsed(asked.settings)
+    settings = launch.parsed(asked.settings or [])
     base = Run(devices=Choice(USUAL_DEVICES)) if folder is None else folder.run()
     run = config.changed(base, changes, "the command line")
     run = config.changed(run, settings, "--set")
@@ -217,17 +288,9 @@ def _devices(word: str) -> dict[str, Any]:
     raise UnknownNameError("devices", word, [*schemes, "sample", "FILE.csv", "FILE.json"], "--devices")
 
 
-def _existing(path: Path) -> Folder:
-    folder = Folder(path)
-    if not folder.config.exists():
-        raise DataError(f"there is no run in {path}; give the folder with its config.toml, such as runs/mine/seed-0")
-    return folder
-
-
 def _sample(run: Run, asked: PlanRequest) -> tuple[tuple[int, ...], int]:
     """The shape of one sample and the classes, as asked for or as they fit the model."""
-    shape = None if asked.shape is None else costs.parse_shape(asked.shape)
-    return costs.fitting(run.model.name, run.model.options, shape, asked.classes)
+    return costs.fitting(run.model.name, run.model.options, asked.shape, asked.classes)
 
 
 def _random(run: Run, asked: PlanRequest) -> Arrays:
@@ -289,14 +352,3 @@ def _from_run(folder: Folder, lr: float | None) -> tuple[Bound, str]:
         beta=known.beta, lr=lr or known.lr, noise=np.array(known.noise), slope=np.array(known.slope), gap=known.gap
     )
     return bound, f"{folder.path}, round {number}"
-
-
-@contextmanager
-def _notes_untold() -> Iterator[None]:
-    """The planner logs its notes; here they are told with the plan."""
-    log, silent = logging.getLogger("cutlayer"), logging.NullHandler()
-    log.addHandler(silent)
-    try:
-        yield
-    finally:
-        log.removeHandler(silent)
