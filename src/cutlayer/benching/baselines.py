@@ -55,7 +55,7 @@ class InTorch(Contender):
 
 
 class ByHand(InTorch):
-    """A step of SMoFi as an experienced person would write it: two modules and two optimisers a client, and loops."""
+    """A step of SMoFi as an expert would write it by hand: two modules and two optimisers per client, and loops."""
 
     def __init__(self, problem: BenchProblem) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""The step in JAX: pure functions of a residual network, `vmap` over the clients, and one `jit` around it all."""
+"""The baseline in JAX: a residual network as pure functions, with `vmap` over the clients inside one `jit`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ class BlockPlan(NamedTuple):
 
     path: str
     stride: int
-    projected: bool  # the shortcut
+    projected: bool  # whether the shortcut has a convolution
 
 
 def blocks_of(net: nn.Module) -> tuple[BlockPlan, ...]:

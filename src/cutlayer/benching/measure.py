@@ -1,4 +1,4 @@
-"""Timing: all rows of a case in one process, in alternating turns, so that what slows the machine slows them all."""
+"""Time all rows of a case in one process, in alternating turns, so that a slow moment of the machine hits them all."""
 
 import gc
 import platform
@@ -46,7 +46,7 @@ class BenchRow:
 
 
 def measure(case: Case, tell: Tell = lambda text: None) -> Document:
-    """Time a case; a row that cannot be measured has the reason instead."""
+    """Time a case; a row that cannot be measured gets the reason as its obstacle."""
     problem = BenchProblem(case)
     entries = [_prepared(name, what, make, problem, tell) for name, what, make in _rows(case)]
     for number in range(case.turns if any(entry.contender for entry in entries) else 0):
@@ -67,7 +67,7 @@ def machine(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "jax": getattr(sys.modules.get("jax"), "__version__", None),  # if a row has used it
+        "jax": getattr(sys.modules.get("jax"), "__version__", None),  # if a row uses it
     }
 
 
@@ -93,7 +93,7 @@ def _prepared(name: str, what: str, make: Make, problem: BenchProblem, tell: Tel
         _wait(device)
         own = (most - shared for most, shared in zip(_peaks(device), before, strict=True))
         entry.memory = contender.memory() or MemoryUse(*own)
-    except Exception as error:  # whatever it is: a row that fails must not end the others
+    except Exception as error:  # of any kind: one failing row must not stop the others
         entry.fail(error)
     took = time.perf_counter() - begin
     tell(f"{what}: {f'ready after {took:.1f} s' if entry.obstacle is None else entry.obstacle}")

@@ -1,4 +1,4 @@
-"""The table of a benchmark as text, in Markdown, with what was timed above it."""
+"""The result of a benchmark as text: a title, a Markdown table, and an explanation."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -8,7 +8,7 @@ from cutlayer.benching.cases import DIRICHLET, EPOCHS, HELD_PER_ROUND, TRAIN_PER
 
 NONE = "–"
 MIB = 2**20
-LONGEST_REASON = 100  # letters; the JSON document has all of it
+LONGEST_REASON = 100  # characters; the JSON document has the whole reason
 STEPS = {
     "ms a step": ("ms_per_step", "{:.2f}"),
     "client steps/s": ("client_steps_per_second", "{:.0f}"),
@@ -33,7 +33,7 @@ MEMORY = {"peak MiB": "peak_bytes", "reserved MiB": "peak_reserved_bytes"}
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """What was timed, the table, and what its columns mean."""
+    """Return the title, the table, and the meaning of its columns."""
     columns = ROUNDS if document["case"]["end_to_end"] else STEPS
     every = ["what", *columns, *MEMORY, "why not"], *(_cells(row, columns) for row in document["rows"])
     told = [column for column in zip(*every, strict=True) if any(cell not in ("", NONE) for cell in column[1:])]
@@ -78,7 +78,7 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _step_meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
-    """What was done, and what the columns that are there mean."""
+    """Explain how steps were timed, and the columns that the table has."""
     return [
         f"Turns alternate, and their median counts. Turns: {case['turns']}, and {WARM_UP} to warm up; steps in each: "
         f"{case['steps']}.",

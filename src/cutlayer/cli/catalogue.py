@@ -1,4 +1,4 @@
-"""Everything that can be named in a configuration, with its options and one line about it."""
+"""All names that a configuration may use, with their options and a line of description."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -36,17 +36,17 @@ WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "D
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name; an option without a default must be given."""
+    """One name; `needs` lists its options without a default."""
 
     name: str
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    source: str = ""  # the paper that a recipe reproduces, or the plug-in that a thing comes from
+    source: str = ""  # the paper that a recipe reproduces, or the plug-in that defines the name
 
 
 def catalogue() -> dict[str, list[Entry]]:
-    """All names, by kind."""
+    """Return all names by kind."""
     from cutlayer.remote.tensors.packing import ABOUT as CODECS
 
     told: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
@@ -58,7 +58,7 @@ def catalogue() -> dict[str, list[Entry]]:
 
 
 def of_kind(kind: str | None) -> dict[str, list[Entry]]:
-    """The names of one kind, or of all kinds."""
+    """Return the names of one kind, or of all kinds."""
     everything = catalogue()
     if kind is None:
         return everything

@@ -6,18 +6,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from typer import Argument, Option
 
 from cutlayer import plugins, recipes
 from cutlayer.cli import catalogue, launch, papers, show, study, tables, traffic_table
 from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
-from cutlayer.cli.cut_table import cut_table
 from cutlayer.cli.identity import keys
 from cutlayer.cli.join import join
 from cutlayer.cli.options import Json, Orders, Plugins, add, figure_option
@@ -37,14 +37,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Split federated learning for PyTorch: run methods side by side and compare them.",
-    epilog="Begin with [bold]cutlayer run digits[/bold]; each command tells more with --help.",
+    epilog="Start with [bold]cutlayer run digits[/bold]; each command explains its options with --help.",
 )
 
 
 @app.callback(invoke_without_command=True)
 def top(
     context: typer.Context,
-    version: Annotated[bool, Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(f"cutlayer {__version__}")
@@ -59,12 +59,12 @@ def run(
         list[str] | None,
         Option(
             metavar="WORD",
-            help="Only runs with this word in their name, or of this method; may be repeated: words at the same place "
-            "of the names are alternatives, words at different places must both fit.",
+            help="Train only runs with this word in their name, or of this method; may be repeated. Words at the same "
+            "position of the names are alternatives; words at different positions must all match.",
         ),
     ] = None,
     plugin: Plugins = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the runs and their settings, train none.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the runs and their settings without training.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train the runs of a recipe or a TOML file, then compare them.
@@ -92,37 +92,33 @@ def run(
 
 
 def compare(
-    paths: Annotated[list[Path], Argument(metavar="PATH...", help="Folders, searched for runs.")],
+    paths: Annotated[list[Path], Argument(metavar="PATH...", help="Folders to search for runs.")],
     target: Annotated[
         float | None,
         Option(
-            min=0, max=1, help="Accuracy to reach; by default the paper's, or 0.9 × the best of FedAvg, or else of all."
+            min=0, max=1, help="Target accuracy; by default the paper's, else 0.9 × the best of FedAvg, or of all runs."
         ),
     ] = None,
-    together: Annotated[
-        bool, Option("--together", help="One table of all runs, whatever their names have in common.")
-    ] = False,
+    together: Annotated[bool, Option("--together", help="Put all runs into one table, whatever their names.")] = False,
     figure: Annotated[Path | None, figure_option("Draw learning curves, or a paper's sweeps")] = None,
-    traffic: Annotated[
-        bool, Option("--traffic", help="Show what crossed instead, by direction and kind, in GiB.")
-    ] = False,
+    traffic: Annotated[bool, Option("--traffic", help="Show the traffic instead: GiB by direction and kind.")] = False,
     samples: Annotated[
-        int | None, Option(metavar="N", min=1, help="With --traffic: of runs so long, from the bytes a sample.")
+        int | None, Option(metavar="N", min=1, help="With --traffic: extrapolate to runs of N samples.")
     ] = None,
     paper_convention: Annotated[
         bool,
         Option(
             "--paper-convention",
-            help="With --traffic: count as HO-SFL's Table 3, without labels and set-up, of FSL-SAGE's models down only "
-            "the auxiliary one, and with --samples up to the end of the first round beyond N.",
+            help="With --traffic: count as in HO-SFL's Table 3: without labels and set-up, without FSL-SAGE's client "
+            "model on its way down, and with --samples up to the end of the first round beyond N.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare finished runs: accuracy, rounds and time to a target, speed-up, bytes, and a paper's numbers beside them.
+    """Compare finished runs: accuracy, rounds and time to a target, speed-up, bytes, and the paper's numbers.
 
-    Runs that differ only in their seed are one row: mean ± standard deviation. Runs whose names agree up to the last
-    word are one table. With --traffic the table is of what crossed, in GiB by direction and kind.
+    Runs that differ only in their seed share a row: mean ± standard deviation. Runs whose names agree up to the last
+    word share a table. With --traffic, the table shows the bytes sent, in GiB by direction and kind.
 
     Examples:
         cutlayer compare runs/digits
@@ -131,35 +127,30 @@ def compare(
         cutlayer compare runs/mine --traffic --samples 160000 --paper-convention
     """
     for option, given in (("--samples", samples is not None), ("--paper-convention", paper_convention)):
-        if given and not traffic:  # or it would be ignored in silence
+        if given and not traffic:  # it would be ignored
             raise ConfigError(f"{option} is about the table of traffic; add --traffic")
     found = report.compare(report.find(paths), target, together=together)
     if not traffic:
         _show_comparison(found, figure, as_json)
         return
     document = traffic_table.document(found, samples, paper_convention=paper_convention)
-    show.with_figure(
-        document,
-        traffic_table.tables(document),
-        machine=as_json,
-        figure=figure,
-        draw=lambda path: figures.draw(found, path),
-    )
+    draw = partial(figures.draw, found)
+    show.with_figure(document, traffic_table.tables(document), machine=as_json, figure=figure, draw=draw)
 
 
 def cuts(
-    what: Annotated[str, Argument(help="A recipe, of which the first run counts, or a TOML file.")] = study.DEFAULT,
-    method: Annotated[list[str] | None, Option(help="sfl_v1 and sfl_v2 by default; may be repeated.")] = None,
+    what: Annotated[str, Argument(help="A recipe, whose first run is used, or a TOML file.")] = study.DEFAULT,
+    method: Annotated[list[str] | None, Option(help="By default sfl_v1 and sfl_v2; may be repeated.")] = None,
     cut: Annotated[
         list[str] | None,
-        Option(help="Units at the client, or the name of the last one; may be repeated. All by default."),
+        Option(help="Units at the client, or the name of the last one; by default all cuts; may be repeated."),
     ] = None,
-    alpha: Annotated[float, Option(help="Of the Dirichlet partition, tried beside an even one.")] = 0.1,
+    alpha: Annotated[float, Option(help="Alpha of the Dirichlet partition, which is tried besides an even one.")] = 0.1,
     *,
     orders: Orders,
     as_json: Json = False,
 ) -> None:
-    """Try every cut of a model, on even and uneven data: accuracy, traffic, the clients' work, simulated time.
+    """Train every cut of a model on even and uneven data, and compare accuracy, traffic, client work and time.
 
     Examples:
         cutlayer cuts
@@ -169,14 +160,9 @@ def cuts(
     planned = study.planned(what, orders.settings or [], methods=method, cuts=cut, alpha=alpha)
     runs = launch.prepared(planned, orders, what)
     found = study.carried_out(runs, planned, orders)
-    show.with_figure(
-        found.as_dict(),
-        cut_table(found),
-        *found.conclusions(),
-        machine=as_json,
-        figure=_figure(runs, orders, "cuts.png"),
-        draw=lambda path: draw_cuts(found, path),
-    )
+    figure, draw = _figure(runs, orders, "cuts.png"), partial(draw_cuts, found)
+    printed = Group(study.cut_table(found), *found.conclusions())
+    show.with_figure(found.as_dict(), printed, machine=as_json, figure=figure, draw=draw)
 
 
 def list_(
@@ -190,7 +176,7 @@ def list_(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """List what a configuration can name, with options and their defaults, also of plug-ins and installed packages.
+    """List all names that a configuration may use, with options and defaults, including those of plug-ins.
 
     Examples:
         cutlayer list
@@ -208,13 +194,8 @@ def _figure(runs: Sequence[Run], orders: Orders, name: str) -> Path:
 
 
 def _show_comparison(found: report.Comparison, figure: Path | None, machine: bool) -> None:
-    show.with_figure(
-        found.as_dict(),
-        papers.comparison(found),
-        machine=machine,
-        figure=figure,
-        draw=lambda path: figures.draw(found, path),
-    )
+    draw = partial(figures.draw, found)
+    show.with_figure(found.as_dict(), papers.comparison(found), machine=machine, figure=figure, draw=draw)
 
 
 for command in (run, compare, cuts, profile, plan, overlap, bench, list_, keys, serve, join):

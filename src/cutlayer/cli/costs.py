@@ -30,10 +30,10 @@ FITTING = {
     "mlp": ((1, 8, 8), 10),
     "char_transformer": ((80,), 80),
     "causal_lm": ((64,), 2),
-}  # one sample, and classes
+}  # the shape of one sample, and the number of classes
 VALUE_BYTES = 4  # float32
 LABEL_BYTES = 8  # int64
-MOST_UNITS = 6  # named one by one
+MOST_UNITS = 6  # listed by name
 
 
 def parse_cut(text: str) -> int | str:
@@ -56,7 +56,7 @@ def fitting(
 
 
 def fitted(name: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """Return the model's options as given, with those that such samples decide."""
+    """Return the model's options: those given, and those that follow from the samples."""
     choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
     return build.fitted(choice, shape, classes)
 

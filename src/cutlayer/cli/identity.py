@@ -1,4 +1,4 @@
-"""The command keys: a private CA, and certificates for the servers and the clients."""
+"""`cutlayer keys`: make a private CA, and certificates for the servers and the clients."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,33 +17,34 @@ if TYPE_CHECKING:
 
 
 def keys(
-    folder: Annotated[Path, Argument(help="The folder of the CA, made if it is not there.")],
+    folder: Annotated[Path, Argument(help="The folder of the CA, created if it is missing.")],
     clients: Annotated[
-        str | None,
-        Option(metavar="NAMES|N", help="Names with commas between, or how many: client-1, client-2 and so on."),
+        str | None, Option(metavar="NAMES|N", help="Comma-separated names, or a number: client-1, client-2 and so on.")
     ] = None,
     server: Annotated[
         list[str] | None,
         Option(
             metavar="HOST",
-            help="Host name or IP address of a server; may be repeated; by default localhost, 127.0.0.1 and ::1.",
+            help="Host name or IP address of a server; by default localhost, 127.0.0.1 and ::1; may be repeated.",
         ),
     ] = None,
-    days: Annotated[int, Option(min=1, help="Validity of the certificates; the CA's own is ten years.")] = 365,
+    days: Annotated[
+        int, Option(min=1, help="Validity of the certificates; the CA's own is valid for ten years.")
+    ] = 365,
     renew: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="New certificate and key for a client, train or fed; may be repeated."),
+        Option(metavar="NAME", help="Make a new certificate and key for a client, train or fed; may be repeated."),
     ] = None,
     revoke: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="Take a client off the servers' lists, for ever; may be repeated."),
+        Option(metavar="NAME", help="Remove a client from the servers' lists for good; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make the keys of a real network: a private CA, and certificates for the servers and the clients.
 
-    Each party has a folder to copy to it whole. Run again with more names to add clients; without any option to see who
-    is there. No key is ever overwritten unless --renew names it.
+    Each party gets a folder, to copy to it as a whole. Run the command again with more names to add clients, or without
+    options to list all parties. It never overwrites a key unless --renew names it.
 
     Examples:
         cutlayer keys keys --clients ann,bob,carol --server train.example.org
@@ -90,7 +91,7 @@ def _cells(party: "Party") -> list[str]:
 
 
 def _advice(folder: Path, parties: Sequence["Party"], changed: Sequence["Party"], fresh: bool) -> list[str]:
-    """What to do next, and what not to."""
+    """Return what the user should do next."""
     lines = []
     if others := len(parties) - len(changed or parties):
         lines.append(f"{others} others are as before; `cutlayer keys {folder}` shows all.")

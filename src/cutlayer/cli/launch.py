@@ -26,7 +26,7 @@ class Interrupted(Exception):
     """The user stopped a run; its committed rounds are saved."""
 
     def __init__(self, run: Run, folder: Folder, again: tuple[str, ...] = ("--resume",)) -> None:
-        self.run, self.folder, self.again = run, folder, again  # the options with which the same command resumes
+        self.run, self.folder, self.again = run, folder, again  # `again`: options that make the same command resume
         self.saved = max(folder.store.rounds(), default=0)
         super().__init__(f"{folder.path}: stopped")
 

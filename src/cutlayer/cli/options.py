@@ -13,22 +13,29 @@ from typer import Option, Typer
 from cutlayer.errors import ConfigError
 from cutlayer.results import figures
 
-Json = Annotated[bool, Option("--json", help="Print one JSON document for machines.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document instead of tables.")]
 Data = Annotated[Path | None, Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
-Out = Annotated[Path, Option(help="Where the folders of runs go.")]
-Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")]
-InputShape = Annotated[
-    str | None, Option("--input", metavar="SHAPE", help="One sample, such as 3x32x32; fits the model by default.")
+Out = Annotated[Path, Option(help="Folder for the runs.")]
+Settings = Annotated[
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration; may be repeated.")
 ]
-Classes = Annotated[int | None, Option(min=1, help="Classes of the output; fits the model by default.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier runs of these names.")]
-Quiet = Annotated[bool, Option("--quiet", help="No progress, only warnings.")]
+InputShape = Annotated[
+    str | None,
+    Option("--input", metavar="SHAPE", help="Shape of one sample, such as 3x32x32; by default it fits the model."),
+]
+Classes = Annotated[int | None, Option(min=1, help="Number of classes; by default it fits the model.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier runs with these names.")]
+Quiet = Annotated[bool, Option("--quiet", help="Show no progress, only warnings.")]
+Keys = Annotated[Path | None, Option(metavar="FOLDER", help="This party's folder of keys, as made by `cutlayer keys`.")]
+Insecure = Annotated[
+    bool, Option("--insecure", help="Use no certificates and no encryption: only for a trial on one machine.")
+]
 Plugins = Annotated[
     list[Path] | None,
     Option(
         "--plugin",
         metavar="FILE",
-        help="A Python file with METHODS, MODELS, DATA or more of your own; may be repeated.",
+        help="A Python file with your own METHODS, MODELS, DATA or other tables; may be repeated.",
     ),
 ]
 
@@ -39,20 +46,20 @@ class Orders:
 
     rounds: Annotated[int | None, Option(min=1, help="Rounds of each run.")] = None
     seed: Annotated[int | None, Option(help="The seed, or the first of several.")] = None
-    seeds: Annotated[int, Option(min=1, help="How many seeds, one after another.")] = 1
+    seeds: Annotated[int, Option(min=1, help="Number of seeds, run one after another.")] = 1
     engine: Annotated[str | None, Option(help="auto, loop, vmap, graph or ray.")] = None
-    device: Annotated[str | None, Option(help="cpu, or cuda where torch has it.")] = None
+    device: Annotated[str | None, Option(help="cpu, or cuda if torch supports it.")] = None
     precision: Annotated[
-        str | None,
-        Option(help="Of the layers: fp32, or tf32 or bf16, which are faster on a GPU; by default the run's."),
+        str | None, Option(help="fp32, or tf32 or bf16, which are faster on a GPU; by default the run's.")
     ] = None
     data: Data = None
     out: Out = Path("runs")
     scale: Annotated[
-        float | None, Option(metavar="F", help="Shrink clients, samples and rounds to this part, from above 0 to 1.")
+        float | None,
+        Option(metavar="F", help="Scale clients, samples and rounds by this factor, above 0 and at most 1."),
     ] = None
     settings: Settings = None
-    resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoints.")] = False
+    resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoints.")] = False
     overwrite: Overwrite = False
     quiet: Quiet = False
 

@@ -1,7 +1,8 @@
-"""The command overlap: how many perturbed passes fit into the wait for the gradient."""
+"""`cutlayer overlap`: how many perturbed passes fit into the wait for the gradient."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,30 +18,32 @@ from cutlayer.studies.overlap_figure import draw_overlap
 
 
 def overlap(
-    layers: Annotated[int, Option(help="Of the decoder; the table has a row for each at the client.")] = 16,
+    layers: Annotated[
+        int, Option(help="Layers of the decoder; the table has a row for each number at the client.")
+    ] = 16,
     layer_params: Annotated[float, Option(metavar="M", help="Parameters of a layer, in millions.")] = 60.8,
     head_params: Annotated[
         float, Option(metavar="M", help="Parameters of the language head, at the server, in millions.")
     ] = 262.7,
-    hidden: Annotated[int, Option(help="Values of a token at the cut.")] = 2048,
-    batch: Annotated[int, Option(help="Samples of a mini-batch.")] = 32,
-    tokens: Annotated[int, Option(help="Of a sample.")] = 256,
-    value_bytes: Annotated[int, Option(help="Bytes of a value that crosses; 2 for fp16.")] = 2,
-    uplink: Annotated[float, Option(help="Mbit/s.")] = 30.0,
-    downlink: Annotated[float, Option(help="Mbit/s.")] = 200.0,
-    rtt: Annotated[float, Option(help="Round trip in milliseconds.")] = 30.0,
-    client_tflops: Annotated[float, Option(help="Speed of the client.")] = 2.0,
-    server_tflops: Annotated[float, Option(help="Speed of the server.")] = 312.0,
-    noise: Annotated[float, Option(help="Every speed varies by up to this share.")] = 0.1,
-    draws: Annotated[int, Option(help="Of the noise.")] = 1000,
-    seed: Annotated[int, Option(help="Of the noise.")] = 0,
+    hidden: Annotated[int, Option(help="Values per token at the cut.")] = 2048,
+    batch: Annotated[int, Option(help="Samples in a mini-batch.")] = 32,
+    tokens: Annotated[int, Option(help="Tokens in a sample.")] = 256,
+    value_bytes: Annotated[int, Option(help="Bytes per value sent; 2 for fp16.")] = 2,
+    uplink: Annotated[float, Option(help="Uplink of the client in Mbit/s.")] = 30.0,
+    downlink: Annotated[float, Option(help="Downlink of the client in Mbit/s.")] = 200.0,
+    rtt: Annotated[float, Option(help="Round-trip time in milliseconds.")] = 30.0,
+    client_tflops: Annotated[float, Option(help="Speed of the client in TFLOPS.")] = 2.0,
+    server_tflops: Annotated[float, Option(help="Speed of the server in TFLOPS.")] = 312.0,
+    noise: Annotated[float, Option(help="Relative variation of every speed.")] = 0.1,
+    draws: Annotated[int, Option(help="Draws of the noise.")] = 1000,
+    seed: Annotated[int, Option(help="The seed of the noise.")] = 0,
     figure: Annotated[Path | None, figure_option("Draw the passes with their bands")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how many perturbed passes of HO-SFL hide in the wait for the gradient, for each cut of a decoder.
+    """Show how many perturbed passes of HO-SFL fit into the wait for the gradient, for each cut of a decoder.
 
-    A client waits while its activations go up, the server computes forward and back, and the gradient comes down. By
-    default LLaMA-3.2-1B at the edge, as in the paper's Figure 5.
+    A client waits while its activations go up, the server runs forward and backward, and the gradient comes down. The
+    defaults are LLaMA-3.2-1B at the edge, as in Figure 5 of the paper.
 
     Examples:
         cutlayer overlap
@@ -64,13 +67,8 @@ def overlap(
         for fit in found
     ]
     document = {"pipeline": asdict(pipeline), "band_percentiles": list(BAND), "fits": rows}
-    show.with_figure(
-        document,
-        *_table(pipeline, found),
-        machine=as_json,
-        figure=figure,
-        draw=lambda path: draw_overlap(found, path),
-    )
+    draw = partial(draw_overlap, found)
+    show.with_figure(document, *_table(pipeline, found), machine=as_json, figure=figure, draw=draw)
 
 
 def _table(pipeline: Pipeline, found: Sequence[Fit]) -> list[RenderableType]:

@@ -15,7 +15,7 @@ from cutlayer.planning.problem import Latency
 if TYPE_CHECKING:
     from cutlayer.cli.plan import PlanAnswer
 
-MOST_ROWS = 40  # devices that are shown
+MOST_ROWS = 40  # devices with a row of their own
 LONG = 100 * 3600.0  # seconds from which on minutes do not matter
 MARK = "◀"  # the straggler
 LEGEND = f"compute, links: seconds of one mini-batch; limit: what keeps the batch from growing; {MARK}: straggler\n"
@@ -46,7 +46,7 @@ def document(answer: "PlanAnswer") -> dict[str, Any]:
         "before": _worth(answer, planned.before, planned.latency_before, planned.straggler_before),
         "plan": _worth(answer, planned.plan, planned.latency, planned.straggler),
         "server_tflops": answer.devices.server / 1e12,
-        # The target is behind us, so the bound cannot tell one number of mini-batches from another.
+        # Below the target from the start, the bound cannot compare numbers of mini-batches.
         "reached": float(bound.slope.sum()) <= planned.problem.target,
         "notes": list(planned.notes),
     }

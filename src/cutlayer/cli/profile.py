@@ -1,4 +1,4 @@
-"""The command profile: what a model costs, unit by unit, or what a client needs of its memory."""
+"""`cutlayer profile`: the costs of a model, unit by unit, or the memory that a client needs."""
 
 from typing import Annotated
 
@@ -16,10 +16,12 @@ def profile(
     settings: Annotated[
         list[str] | None, Option("--set", metavar="OPTION=VALUE", help="A model option; may be repeated.")
     ] = None,
-    optimiser: Annotated[str, Option(help="sgd, momentum, adam or adamw: sizes the optimiser state.")] = "momentum",
+    optimiser: Annotated[
+        str, Option(help="sgd, momentum, adam or adamw; decides the size of the optimiser state.")
+    ] = "momentum",
     cut: Annotated[
         str | None,
-        Option(help="Units at the client, or the name of the last one; with --memory half of them by default."),
+        Option(help="Units at the client, or the name of the last one; with --memory by default half of them."),
     ] = None,
     memory: Annotated[
         bool,
@@ -28,23 +30,20 @@ def profile(
             help="Measure the peak memory of a client instead: inference, HO-SFL, ZO-SFL, SFL, full local training.",
         ),
     ] = False,
-    batch: Annotated[int | None, Option(min=1, help="With --memory: samples of a step, by default 32.")] = None,
+    batch: Annotated[int | None, Option(min=1, help="With --memory: samples in a step; by default 32.")] = None,
     perturbations: Annotated[
-        int | None, Option(min=1, help="With --memory: perturbed passes of HO-SFL, by default 5.")
+        int | None, Option(min=1, help="With --memory: perturbed passes of HO-SFL; by default 5.")
     ] = None,
     overlap: Annotated[
-        int | None,
-        Option(min=0, help="With --memory: so many of them before the gradient is there, a row of its own."),
+        int | None, Option(min=0, help="With --memory: add a row with this many passes before the gradient arrives.")
     ] = None,
-    device: Annotated[
-        str | None, Option(help="With --memory: cpu (by default) or cuda, whose memory is measured.")
-    ] = None,
+    device: Annotated[str | None, Option(help="With --memory: measure on cpu (the default) or cuda.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each unit of a model costs, and what a cut leaves on each side.
+    """Show the costs of each unit of a model, and of both sides of a cut.
 
-    With --memory: the most that one client holds at any time of a step, its weights, optimiser state and batch
-    included. The client runs alone; a stand-in for the server answers with tensors of the right shape.
+    With --memory, show the peak memory of one client during a step, including its weights, optimiser state and batch.
+    The client runs alone; a stand-in for the server answers with tensors of the right shape.
 
     Examples:
         cutlayer profile resnet18 --cut layer1.1

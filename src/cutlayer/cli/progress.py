@@ -23,9 +23,9 @@ class Status:
 
     def __init__(self, run: Run, history: Sequence[Record]) -> None:
         self.run = run
-        self.share = Fraction(0)  # of the run that is done: of its rounds or its samples, whichever end it sooner
+        self.share = Fraction(0)  # done so far: of the rounds or of the samples, whichever limit comes first
         self.place = f"0/{run.rounds}"
-        self.accuracy: float | None = None  # until it is measured again
+        self.accuracy: float | None = None  # as last measured
         self.loss: float | None = None
         self.bytes = 0
         self.stopped = 0
@@ -53,11 +53,11 @@ class RunWatcher:
     """Follows runs and shows nothing."""
 
     def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
-        """Start to follow a run that has this history."""
+        """Start to follow a run, which may have a history."""
         self.title, self.status = title, Status(run, history)
 
     def round(self, record: Record) -> None:
-        """Take note of a round that has ended."""
+        """Record a finished round."""
         self.status.add(record)
 
 

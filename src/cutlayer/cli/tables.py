@@ -70,7 +70,7 @@ def _runs(panel: str, runs: Sequence[Run]) -> tuple[RenderableType, ...]:
     shared = [f"{key} {value}" for key, found in values.items() for value in found if len(found) == 1 and value != NONE]
     named = [{"run": run.name.rpartition("/")[2], **row} for run, row in zip(runs, rows, strict=True)]
     table = plain_table(heads, [[row[head] for head in heads] for row in named], left=heads, fold=heads)
-    title = (Text(panel, style="bold"),) if panel else ()  # the table's own would be broken where the table is narrow
+    title = (Text(panel, style="bold"),) if panel else ()  # a narrow table would break its own title
     return *title, table, Text(f"all runs: {', '.join(shared)}\n")
 
 

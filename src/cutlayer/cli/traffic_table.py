@@ -1,4 +1,4 @@
-"""The bytes that crossed, for people and for machines."""
+"""The bytes that clients and servers sent, for people and for machines."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -13,7 +13,7 @@ from cutlayer.recipes.scale import unscaled
 from cutlayer.results.report import Comparison
 from cutlayer.studies import traffic
 
-LEAST = 0.005  # GiB that show with two digits after the point
+LEAST = 0.005  # GiB; smaller sizes need more than two decimals
 CONVENTION = (
     "by the convention of HO-SFL's Table 3: without labels, settings, set-up and what goes between servers; where an "
     "auxiliary model goes down, the client's own is left out"
