@@ -45,24 +45,17 @@ class Entry:
     source: str = ""  # the paper that a recipe reproduces, or the plug-in that defines the name
 
 
-def catalogue() -> dict[str, list[Entry]]:
-    """Return all names by kind."""
+def of_kind(kind: str | None) -> dict[str, list[Entry]]:
+    """Return the names of one kind, or of all kinds."""
     from cutlayer.remote.tensors.packing import ABOUT as CODECS
 
     told: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
     recipes = [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()]
-    return {"recipes": recipes} | {
+    everything = {"recipes": recipes} | {
         word.lower(): [_entry(word, name, told.get(word, {}).get(name)) for name in table]
         for word, table in registry.TABLES.items()
     }
-
-
-def of_kind(kind: str | None) -> dict[str, list[Entry]]:
-    """Return the names of one kind, or of all kinds."""
-    everything = catalogue()
-    if kind is None:
-        return everything
-    return {kind: registry.find("kind", everything, kind)}
+    return everything if kind is None else {kind: registry.find("kind", everything, kind)}
 
 
 def _entry(word: str, name: str, about: str | None) -> Entry:

@@ -10,7 +10,7 @@ from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import accuracy
-from cutlayer.cli.tables import dashed, plain_table
+from cutlayer.cli.tables import NONE, dashed, plain_table
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS, FedAvg
 from cutlayer.planning.profile import profile
@@ -21,7 +21,6 @@ from cutlayer.runs.config import Run
 from cutlayer.studies.cuts import CutStudy, summary
 
 DEFAULT = "digits"
-MIB = 2**20
 CAPTION = "best accuracy %; costs of one client: traffic up and down in a round, work forward and backward for a sample"
 
 
@@ -32,9 +31,8 @@ def planned(
     for method in methods or ():
         registry.find("method", METHODS, method, "--method")
     base = launch.named(what)[0]
-    model = {
-        key: value for key, value in launch.parsed(settings).items() if key == "model"
-    }  # the model decides which cuts there are
+    # The model decides which cuts there are; the other settings follow later.
+    model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}
     base = config.changed(replace(base, name=base.name.partition("/")[0]), model, "--set")
     numbers = [int(cut) if cut.isdecimal() else cut for cut in cuts] if cuts else None
     return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha).runs
@@ -73,7 +71,7 @@ def cut_table(study: CutStudy) -> Table:
             row.cut,
             row.unit,
             *(accuracy(row.accuracy.get(line)) for line in study.lines),
-            *(f"{row.bytes[method] / MIB:,.2f}" if method in row.bytes else "–" for method in sending),
+            *(f"{row.bytes[method] / 2**20:,.2f}" if method in row.bytes else NONE for method in sending),
             f"{row.flops / 1e6:,.3f}",
             f"{row.params:,}",
             *(dashed("{:.3g}", row.seconds.get(method)) for method in timed),
