@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from test_report import FEDAVG, SPLIT, left
 
 from cutlayer import recipes
-from cutlayer.cli.cut_table import cut_table
+from cutlayer.cli.study import cut_table
 from cutlayer.errors import ConfigError
 from cutlayer.recipes import Apart, Recipe, Sweep
 from cutlayer.results import figures, report

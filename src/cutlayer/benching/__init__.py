@@ -1,4 +1,4 @@
-"""The benchmark of a SMoFi step: every engine beside the same step by hand, in JAX, and the limit of the device.
+"""The benchmark of a SMoFi step: every engine, the same step by hand and in JAX, and the limit of the device.
 
 Imports: core, data, engines, errors, methods, models, optim, registry, runs, split.
 """

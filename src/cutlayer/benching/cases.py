@@ -1,4 +1,4 @@
-"""What is timed: a model, where it is cut, how many clients train it, and on what."""
+"""The case that is timed: a model, its cut, the number of clients, and the device."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,19 +24,19 @@ from cutlayer.split import Split
 BASELINES = ("hand", "jax", "limit")
 ENGINES = ("loop", "vmap", "graph")
 LR, MOMENTUM, WEIGHT_DECAY, ALPHA, BETA = 0.05, 0.9, 5e-4, -0.1, 0.3  # of SMoFi on CIFAR-10
-IMAGE, NUM_CLASSES = (3, 32, 32), 10  # as of CIFAR-10
+IMAGE, NUM_CLASSES = (3, 32, 32), 10  # as in CIFAR-10
 WARM_UP = 2  # turns before the first timed one
-BATCHES_HELD = 4  # by each client: steps beyond them start over
-# End to end, of each client in a round five hold data, like SMoFi's 20 of 100 clients on 50,000 images.
+BATCHES_HELD = 4  # by each client; further steps start again with the first
+# End to end: five times as many clients as take part in a round hold data, as in SMoFi (20 of 100, 50,000 images).
 HELD_PER_ROUND, SAMPLES_HELD, TRAIN_PER_TEST, DIRICHLET, EPOCHS = 5, 500, 5, 0.2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One table: its rows are the engines, then the baselines."""
+    """The settings of one table, whose rows are the engines and then the baselines."""
 
     model: str
-    cut: int | str = 3  # of ResNets, after the stem and two residual blocks
+    cut: int | str = 3  # in ResNets after the stem and two residual blocks
     clients: int  # in a step
     batch: int
     precision: Precision
@@ -55,7 +55,7 @@ class Case:
         check(self.batch <= SAMPLES_HELD or not self.end_to_end, "batch", self.batch, f"{SAMPLES_HELD} at most")
         _check_names("precision", (self.precision,), PRECISIONS)
         for name in self.engines:
-            if name in ("auto", "ray"):  # a choice of the others, and clients in other processes
+            if name in ("auto", "ray"):  # auto only chooses another engine, ray runs in other processes
                 raise ConfigError(f"bench times graph, loop and vmap, not {name}")
         _check_names("engine", self.engines, ENGINES)
         _check_names("baseline", self.baselines, BASELINES)
@@ -66,7 +66,7 @@ class Case:
 
 
 def usual(device: str, end_to_end: bool = False) -> dict[str, Any]:
-    """The settings for a device: the published ones on a GPU, on a CPU what takes about a minute."""
+    """Return the default settings of a device: the published ones on a GPU, about a minute of work on a CPU."""
     on_cpu = torch.device(device).type == "cpu"
     return {
         "model": "resnet_tiny" if on_cpu else "resnet18",
@@ -124,7 +124,7 @@ class BenchProblem:
         return smofi(model=self.split, client_opt=client_opt, server_opt=server_opt, alpha=ALPHA, beta=BETA)
 
     def batches(self, turn: int) -> Tensor:
-        """The samples that a simulation draws for its round of this number: steps x clients x batch."""
+        """Return the samples that a simulation draws for the round with this number: steps x clients x batch."""
         case = self.case
         walk = Walk(self.batching, self.partition.clients, keys.fold(case.seed, "round", turn), {})
         drawn = [[walk.samples(j, step) for j in range(case.clients)] for step in range(case.steps)]
@@ -132,7 +132,7 @@ class BenchProblem:
 
 
 def _network(case: Case) -> nn.Module:
-    """A model of the zoo for such images; the initial weights are a function of the seed."""
+    """Build the model for these images; its initial weights are a function of the seed."""
     known = registry.options_of(registry.find("model", models.MODELS, case.model))
     facts = {"num_classes": NUM_CLASSES, "in_channels": IMAGE[0], "image_size": IMAGE[-1]}
     if "in_channels" not in known:
@@ -146,7 +146,7 @@ def _network(case: Case) -> nn.Module:
 
 
 def _noise(num_samples: int, case: Case) -> tuple[Tensor, Arrays]:
-    """Images, and the same with their labels."""
+    """Return random images, and the same images with random labels."""
     random = torch.Generator(case.device).manual_seed(keys.fold(case.seed, "data", num_samples))
     x = torch.randn(num_samples, *IMAGE, generator=random, device=case.device)
     y = torch.randint(NUM_CLASSES, (num_samples,), generator=random, device=case.device)

@@ -1,9 +1,10 @@
-"""What takes turns in the benchmark, and cutlayer's engines among them."""
+"""The rows of the benchmark: what each of them must do, and cutlayer's engines among them."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -17,48 +18,57 @@ log = logging.getLogger("cutlayer")
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of the device beyond the model and the samples that all rows share; None where nobody counts them."""
+    """Bytes on the device beyond the model and the samples that all rows share; None where they are not counted."""
 
     allocated: int | None = None
     reserved: int | None = None
 
 
-class Contender(Protocol):
-    """Does the same work in every turn; what it has begun on a device may still run when a turn returns."""
+class Contender(ABC):
+    """Does the same work in every turn; work that it has queued on a device may still run when a turn returns."""
 
+    @abstractmethod
     def turn(self) -> int:
-        """Take some steps; how many, counting each client's."""
-        ...
+        """Take some steps and return their number, summed over the clients."""
 
     def loss(self) -> float | None:
-        """The mean batch loss of the last turn, where it is one of the method's."""
-        ...
+        """Return the mean batch loss of the last turn, if it is the loss of the method."""
+        return None
 
     def memory(self) -> MemoryUse | None:
-        """The most so far, where torch's allocator does not know."""
-        ...
+        """Return the peak so far, or None if torch's allocator knows it."""
+        return None
 
 
-class OnEngine:
+class OnEngine(Contender):
     """An engine of cutlayer as in a long run: a turn is a round; end to end, with evaluation."""
 
     def __init__(self, problem: BenchProblem, engine: str) -> None:
-        if engine == "graph" and torch.device(problem.case.device).type != "cuda":
-            raise ConfigError(f"the engine graph needs a GPU, and this is on the {problem.case.device}")
+        case = problem.case
+        if engine == "graph" and torch.device(case.device).type != "cuda":
+            raise ConfigError(f"the engine graph needs a GPU, and this is on the {case.device}")
         self.engine = engine
-        self.told: list[str] = []  # warnings
-        with hearing(self.told):
-            self.simulation = simulated(problem, engine)
+        self.warnings: list[str] = []
+        with hearing(self.warnings):
+            self.simulation = Simulation(
+                problem.method(),
+                problem.data,
+                problem.partition,
+                batching=problem.batching,
+                per_round=case.clients,
+                engine=engine,
+                precision=case.precision,
+                seed=case.seed,
+            )
         made = self.simulation.backend.engine
         if isinstance(made, Graph):
             made.compile_at_once()
-        whole = problem.case.end_to_end
-        self.training = Training(runner=self.simulation, test=problem.test) if whole else None
+        self.training = Training(runner=self.simulation, test=problem.test) if case.end_to_end else None
         self.state = self.simulation.start()
 
     def turn(self) -> int:
         before = self.simulation.ledger.samples
-        with hearing(self.told):
+        with hearing(self.warnings):
             if self.training is None:
                 self.state = self.simulation.round(self.state)
             else:
@@ -67,37 +77,19 @@ class OnEngine:
         engine, used = self.simulation.backend.engine, self.simulation.engine_name
         halved = isinstance(engine, Graph) and engine.slots < (self.simulation.per_round or 0)
         if used != self.engine or halved:
-            raise ConfigError("; ".join(self.told) or f"the simulation chose the engine {used}")
+            raise ConfigError("; ".join(self.warnings) or f"the simulation chose the engine {used}")
         return (self.simulation.ledger.samples - before) // self.simulation.batching.size
 
     def loss(self) -> float | None:
         total, batches, _ = self.state.report.tree
         return float(total / batches)
 
-    def memory(self) -> MemoryUse | None:
-        return None
-
-
-def simulated(problem: BenchProblem, engine: str) -> Simulation:
-    """The case as a simulation."""
-    case = problem.case
-    return Simulation(
-        problem.method(),
-        problem.data,
-        problem.partition,
-        batching=problem.batching,
-        per_round=case.clients,
-        engine=engine,
-        precision=case.precision,
-        seed=case.seed,
-    )
-
 
 @contextmanager
-def hearing(told: list[str]) -> Iterator[None]:
-    """Collect the warnings of cutlayer, such as why it takes another engine than the one asked for."""
+def hearing(warnings: list[str]) -> Iterator[None]:
+    """Collect cutlayer's warnings, such as why it uses another engine than the one asked for."""
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
     try:
         yield

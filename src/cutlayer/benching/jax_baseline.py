@@ -1,4 +1,4 @@
-"""The step in JAX: pure functions of a residual network, `vmap` over the clients, and one `jit` around it all."""
+"""The baseline in JAX: a residual network as pure functions, with `vmap` over the clients inside one `jit`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from cutlayer.benching.cases import LR, MOMENTUM, WARM_UP, WEIGHT_DECAY, BenchProblem
-from cutlayer.benching.contenders import MemoryUse
+from cutlayer.benching.contenders import Contender, MemoryUse
 from cutlayer.errors import ConfigError
 from cutlayer.models.resnet import Basic, ResNet
 
-Array = Any  # of JAX, which need not be installed
+Array = Any  # of JAX, which is optional
 Values = dict[str, Array]
 NORM_EPS, NORM_MOMENTUM = 1e-5, 0.1  # of torch's BatchNorm
 IMAGES_LAST = ("NHWC", "HWIO", "NHWC")
 
 
 class JaxState(NamedTuple):
-    """Of all clients, stacked along a first axis."""
+    """The values of all clients, stacked along a first axis."""
 
     params: Values
-    stats: Values  # running ones, of BatchNorm
+    stats: Values  # the running statistics of BatchNorm
     momenta: Values
 
 
-class JaxVmap:
-    """A step of SMoFi over stacked clients, compiled once; buffers are given back to each step."""
+class JaxVmap(Contender):
+    """A step of SMoFi over stacked clients, compiled once; each step reuses the buffers of the last."""
 
     def __init__(self, problem: BenchProblem) -> None:
         case = problem.case
@@ -62,13 +62,13 @@ class JaxVmap:
 
     def memory(self) -> MemoryUse | None:
         counted = self.device.memory_stats()
-        if counted is None:  # as on a CPU
-            return MemoryUse()
+        if counted is None:  # on a CPU
+            return None
         return MemoryUse(counted["peak_bytes_in_use"] - self.x.nbytes, counted.get("peak_pool_bytes"))
 
 
 def imported(place: str) -> Any:
-    """JAX, if it is here and can use the device; it takes memory as it needs it, as others share the GPU."""
+    """Import JAX and check that it can use the device; it must not preallocate memory, since others share the GPU."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import jax
@@ -80,30 +80,28 @@ def imported(place: str) -> Any:
 
 
 class BlockPlan(NamedTuple):
-    """Where a residual block is in the model, and what it does to the shape."""
+    """The path of a residual block in the model, and what it does to the shape."""
 
     path: str
     stride: int
-    projected: bool  # the shortcut
+    projected: bool  # whether the shortcut has a convolution
 
 
 def blocks_of(net: nn.Module) -> tuple[BlockPlan, ...]:
-    """The residual blocks of a network, if that is all that it has between its stem and its head."""
+    """Return the residual blocks of a network; refuse one that has anything else between stem and head."""
     if not isinstance(net, ResNet):
         raise ConfigError("only residual networks are written in JAX; try resnet18")
-    paths = [path for path, _ in net.units()[1:-1]]
-    blocks = [net.get_submodule(path) for path in paths]
-    if not all(isinstance(block, Basic) for block in blocks):
-        raise ConfigError("only residual networks of basic blocks are written in JAX; try resnet18")
-    return tuple(
-        BlockPlan(path, block.conv1.stride[0], block.downsample is not None)
-        for path, block in zip(paths, blocks, strict=True)
-        if isinstance(block, Basic)
-    )
+    blocks = []
+    for path, _ in net.units()[1:-1]:
+        block = net.get_submodule(path)
+        if not isinstance(block, Basic):
+            raise ConfigError("only residual networks of basic blocks are written in JAX; try resnet18")
+        blocks.append(BlockPlan(path, block.conv1.stride[0], block.downsample is not None))
+    return tuple(blocks)
 
 
 def forward(blocks: tuple[BlockPlan, ...], precision: str) -> Callable[[Values, Values, Array], tuple[Array, Values]]:
-    """The network in training mode: scores and new running statistics, of values by torch's names."""
+    """Return the network in training mode: it gives scores and new running statistics, with torch's names."""
     import jax.numpy as jnp
     from jax import lax
     from jax import nn as jax_nn
@@ -152,7 +150,7 @@ def forward(blocks: tuple[BlockPlan, ...], precision: str) -> Callable[[Values, 
 def smofi_step(
     network: Callable[[Values, Values, Array], tuple[Array, Values]], at_server: frozenset[str]
 ) -> Callable[[JaxState, Array, Array, Array], tuple[JaxState, Array]]:
-    """All clients' gradients, momentum SGD with weight decay, and the mean of the momenta at the server."""
+    """Return a step: all clients' gradients, momentum SGD with weight decay, and the mean of the server's momenta."""
     import jax
     import jax.numpy as jnp
 
@@ -175,7 +173,7 @@ def smofi_step(
 
 
 def stacked(params: Values, stats: Values, clients: int) -> JaxState:
-    """The same values for every client, and no momentum yet."""
+    """Repeat the values for every client, with zero momenta."""
     import jax.numpy as jnp
 
     def copies(values: Mapping[str, Array]) -> Values:
@@ -186,12 +184,12 @@ def stacked(params: Values, stats: Values, clients: int) -> JaxState:
 
 
 def _in_jax(value: Tensor) -> Tensor:
-    """A kernel as height, width, inputs, outputs; a matrix as inputs, outputs."""
+    """Permute a kernel to height, width, inputs, outputs, and a matrix to inputs, outputs."""
     return value.permute(2, 3, 1, 0) if value.dim() == 4 else value.t() if value.dim() == 2 else value
 
 
 def _check_names(params: Values, blocks: tuple[BlockPlan, ...]) -> None:
-    """Both networks must have the same parameters, or they would not be the same."""
+    """Check that both networks have the same parameters."""
     convs, norms = ["conv1"], ["bn1"]
     for at, _, projected in blocks:
         convs += [f"{at}.conv1", f"{at}.conv2", *([f"{at}.downsample.0"] if projected else [])]

@@ -1,4 +1,4 @@
-"""The table of a benchmark as text, in Markdown, with what was timed above it."""
+"""The result of a benchmark as text: a title, a Markdown table, and an explanation."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -8,7 +8,7 @@ from cutlayer.benching.cases import DIRICHLET, EPOCHS, HELD_PER_ROUND, TRAIN_PER
 
 NONE = "–"
 MIB = 2**20
-LONGEST_REASON = 100  # letters; the JSON document has all of it
+LONGEST_REASON = 100  # characters; the JSON document has the whole reason
 STEPS = {
     "ms a step": ("ms_per_step", "{:.2f}"),
     "client steps/s": ("client_steps_per_second", "{:.0f}"),
@@ -33,13 +33,12 @@ MEMORY = {"peak MiB": "peak_bytes", "reserved MiB": "peak_reserved_bytes"}
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """What was timed, the table, and what its columns mean."""
+    """Return the title, the table, and the meaning of its columns."""
     columns = ROUNDS if document["case"]["end_to_end"] else STEPS
     every = ["what", *columns, *MEMORY, "why not"], *(_cells(row, columns) for row in document["rows"])
     told = [column for column in zip(*every, strict=True) if any(cell not in ("", NONE) for cell in column[1:])]
     head, *body = (list(cells) for cells in zip(*told, strict=True))
-    meaning = (_round_meaning if document["case"]["end_to_end"] else _step_meaning)(document["case"], head)
-    return "\n".join([_title(document), "", *_aligned(head, body), "", *meaning])
+    return "\n".join([_title(document), "", *_aligned(head, body), "", *_meaning(document["case"], head)])
 
 
 def _title(document: Mapping[str, Any]) -> str:
@@ -77,21 +76,20 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(rule), *map(line, body)]
 
 
-def _step_meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
-    """What was done, and what the columns that are there mean."""
+def _meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
+    """Explain how the rows were timed, and the columns that the table has."""
+    meanings = [line for column, line in MEANINGS.items() if column in head]
+    if case["end_to_end"]:
+        return [
+            "The median round and the best one, with the drawing of batches, aggregation and evaluation. "
+            f"Rounds: {case['turns']},",
+            f"and {WARM_UP} to warm up. First loss: of the first round.",
+            *(line for line in meanings if line != MEANINGS["first loss"]),
+        ]
     return [
         f"Turns alternate, and their median counts. Turns: {case['turns']}, and {WARM_UP} to warm up; steps in each: "
         f"{case['steps']}.",
         "In a step every client computes forward, loss and backward and updates both halves; then the server-side",
         "momenta are fused. Engines run whole rounds of so many steps.",
-        *(line for column, line in MEANINGS.items() if column in head),
-    ]
-
-
-def _round_meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
-    return [
-        "The median round and the best one, with the drawing of batches, aggregation and evaluation. "
-        f"Rounds: {case['turns']},",
-        f"and {WARM_UP} to warm up. First loss: of the first round.",
-        *(line for column, line in MEANINGS.items() if column in head and column != "first loss"),
+        *meanings,
     ]

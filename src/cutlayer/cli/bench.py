@@ -1,4 +1,4 @@
-"""The command bench: a step of SMoFi on every engine, beside the same step by hand, in JAX, and the limit."""
+"""`cutlayer bench`: time a step of SMoFi on every engine, by hand, in JAX, and the limit of the device."""
 
 import json
 import shlex
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer import Option
 
 from cutlayer import benching
 from cutlayer.cli import costs, show
@@ -19,43 +20,43 @@ NOTHING = "none"
 
 def bench(
     context: typer.Context,
-    clients: Annotated[int | None, typer.Option(help="In a step; by default 20, on a CPU 4.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of each client's mini-batch, by default 32.")] = None,
+    clients: Annotated[int | None, Option(help="Clients in a step; by default 20, on a CPU 4.")] = None,
+    batch: Annotated[int | None, Option(help="Samples in each client's mini-batch; by default 32.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model for images (see `cutlayer list models`); resnet18, on a CPU resnet_tiny."),
+        Option(help="An image model (see `cutlayer list models`); by default resnet18, on a CPU resnet_tiny."),
     ] = None,
     cut: Annotated[
-        str | None,
-        typer.Option(help="Units at the client, or the name of the last one; by default 3: layer1.1 of resnet18."),
+        str | None, Option(help="Units at the client, or the name of the last one; by default 3: layer1.1 of resnet18.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by default bf16, on a CPU fp32.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda where there is one, else cpu.")] = None,
-    steps: Annotated[int | None, typer.Option(help="In a turn; by default 20, on a CPU 10.")] = None,
+    precision: Annotated[str | None, Option(help="fp32, tf32 or bf16; by default bf16, on a CPU fp32.")] = None,
+    device: Annotated[str | None, Option(help="By default cuda if there is a GPU, else cpu.")] = None,
+    steps: Annotated[int | None, Option(help="Steps in a turn; by default 20, on a CPU 10.")] = None,
     turns: Annotated[
-        int | None, typer.Option(help="Timed, of which the median counts; by default 5. End to end: rounds.")
+        int | None, Option(help="Timed turns, whose median counts; by default 5. With --end-to-end: rounds.")
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAMES",
-            help="Of graph, loop and vmap, with commas between them, or none; by default all that suit the device.",
+            help="A comma-separated list of graph, loop and vmap, or none; by default all that suit the device.",
         ),
     ] = None,
     baselines: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Of hand, jax and limit, or none; by default all.")
+        str | None,
+        Option(metavar="NAMES", help="A comma-separated list of hand, jax and limit, or none; by default all."),
     ] = None,
     end_to_end: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--end-to-end",
-            help="Whole rounds instead, with data and evaluation: 5 epochs of so many of five times as many clients.",
+            help="Time whole rounds instead: 5 epochs at a fifth of all clients, with data and evaluation.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of weights, samples and batches.")] = 0,
+    seed: Annotated[int, Option(help="The seed of weights, samples and batches.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the JSON document into this file, in place of what it holds."),
+        Option(metavar="FILE", help="Also write the JSON document to this file; an existing file is replaced."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -63,6 +64,12 @@ def bench(
 
     The limit is one model on the batches of all clients merged. Samples are noise with the shapes of CIFAR-10. Takes
     about a minute; a row that cannot be timed tells why.
+
+    Examples:
+        cutlayer bench
+        cutlayer bench --clients 8 --engines loop,vmap --baselines hand
+        cutlayer bench --model resnet18 --precision tf32 --output tf32.json
+        cutlayer bench --end-to-end --engines graph
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
@@ -79,7 +86,7 @@ def bench(
     case = benching.Case(**{**benching.usual(device, end_to_end), **given}, end_to_end=end_to_end, seed=seed)
     document = {"command": _command(context), **_measured(case)}
     if as_json:
-        show.as_json(document)
+        show.result(document, machine=True)
     else:
         typer.echo(benching.text(document))
     if output is not None:
@@ -88,7 +95,7 @@ def bench(
 
 
 def _measured(case: benching.Case) -> dict[str, Any]:
-    """What was found, unless that is nothing at all."""
+    """Measure the case; if no row could be timed, raise an error with the reasons."""
     try:
         found = benching.measure(case, lambda text: typer.echo(text, err=True))
     except KeyboardInterrupt:
@@ -101,7 +108,7 @@ def _measured(case: benching.Case) -> dict[str, Any]:
 
 
 def _command(context: typer.Context) -> str:
-    """The words that were said, so that they can be said again."""
+    """Return the command line that repeats this measurement."""
     words = ["cutlayer", "bench"]
     for option in context.command.params:
         value = context.params.get(option.name or "")
@@ -111,14 +118,14 @@ def _command(context: typer.Context) -> str:
 
 
 def _names(words: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them; none at all, or nothing said."""
+    """Split comma-separated names; "none" is an empty list, and None the default."""
     if words is None:
         return None
     return () if words == NOTHING else tuple(word.strip() for word in words.split(","))
 
 
 def _check_output(path: Path) -> None:
-    """A mistake that would cost what was measured."""
+    """Refuse a path that cannot be written, before any time is spent on measuring."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file for --output")
     if not path.parent.is_dir():

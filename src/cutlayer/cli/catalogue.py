@@ -1,4 +1,4 @@
-"""Everything that can be named in a configuration, with its options and one line about it."""
+"""All names that a configuration may use, with their options and a line of description."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -36,33 +36,26 @@ WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "D
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name; an option without a default must be given."""
+    """One name; `needs` lists its options without a default."""
 
     name: str
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    source: str = ""  # the paper that a recipe reproduces, or the plug-in that a thing comes from
+    source: str = ""  # the paper that a recipe reproduces, or the plug-in that defines the name
 
 
-def catalogue() -> dict[str, list[Entry]]:
-    """All names, by kind."""
+def of_kind(kind: str | None) -> dict[str, list[Entry]]:
+    """Return the names of one kind, or of all kinds."""
     from cutlayer.remote.tensors.packing import ABOUT as CODECS
 
     told: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
     recipes = [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()]
-    return {"recipes": recipes} | {
+    everything = {"recipes": recipes} | {
         word.lower(): [_entry(word, name, told.get(word, {}).get(name)) for name in table]
         for word, table in registry.TABLES.items()
     }
-
-
-def of_kind(kind: str | None) -> dict[str, list[Entry]]:
-    """The names of one kind, or of all kinds."""
-    everything = catalogue()
-    if kind is None:
-        return everything
-    return {kind: registry.find("kind", everything, kind)}
+    return everything if kind is None else {kind: registry.find("kind", everything, kind)}
 
 
 def _entry(word: str, name: str, about: str | None) -> Entry:

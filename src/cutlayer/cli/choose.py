@@ -1,4 +1,4 @@
-"""Which runs of a recipe are meant: the words after --only."""
+"""Select runs of a recipe by the words of --only."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
@@ -6,14 +6,14 @@ from pathlib import PurePosixPath
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.runs.config import Run
 
-METHOD = -1  # the place of a word that is a method and stands in no name
+METHOD = -1  # the position of a word that is a method and in no name
 
 
 def chosen(runs: Sequence[Run], only: Iterable[str], what: str) -> tuple[Run, ...]:
-    """The runs that these words name.
+    """Return the runs that these words select.
 
-    Words at the same place of the names are alternatives, words at different places must both fit: of runs such as
-    study/cifar10/sfl_v1, the words cifar10, tiny and sfl_v1 keep two. A word in no name may be a method.
+    Words at the same position of the names are alternatives, words at different positions must all match: of runs such
+    as study/cifar10/sfl_v1, the words cifar10, tiny and sfl_v1 select two. A word in no name may be a method.
     """
     wanted: dict[int, set[str]] = {}
     for word in only:

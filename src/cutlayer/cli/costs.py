@@ -1,13 +1,16 @@
-"""What a model of the zoo costs, unit by unit, and on both sides of a cut."""
+"""The costs of a model, unit by unit and on both sides of a cut."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from cutlayer import optim, registry
+from cutlayer.cli.tables import NONE, plain_table
 from cutlayer.core.checks import reason
+from cutlayer.core.text import human_bytes, percent
 from cutlayer.errors import ConfigError
 from cutlayer.models import MODELS
 from cutlayer.planning.profile import Profile, profile
@@ -15,7 +18,7 @@ from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.split import Split
 
-OPTIMISERS = {  # what they keep for a parameter, and how they update it, takes the same memory at any rate
+OPTIMISERS = {  # by the memory that they need, which does not depend on the learning rate
     "sgd": optim.sgd(1e-3),
     "momentum": optim.sgd(1e-3, momentum=0.9),
     "adam": optim.adam(1e-3),
@@ -27,97 +30,74 @@ FITTING = {
     "mlp": ((1, 8, 8), 10),
     "char_transformer": ((80,), 80),
     "causal_lm": ((64,), 2),
-}  # one sample, and classes
+}  # the shape of one sample, and the number of classes
 VALUE_BYTES = 4  # float32
 LABEL_BYTES = 8  # int64
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """3x32x32 as (3, 32, 32)."""
-    words = text.lower().replace("×", "x").split("x")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ConfigError(f"--input {text!r} is no shape; write for example --input 3x32x32")
-    return tuple(int(word) for word in words)
+MOST_UNITS = 6  # listed by name
 
 
 def parse_cut(text: str) -> int | str:
-    """A number of units, or the name of one."""
+    """Read a number of units, or the name of one."""
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def model_costs(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    shape: tuple[int, ...] | None = None,
-    classes: int | None = None,
-    optimiser: str = "momentum",
-    cut: str | None = None,
-) -> dict[str, Any]:
-    """The costs as plain numbers, for one sample of this shape; shape and classes fit the model by default."""
-    slots = len(registry.find("optimiser", OPTIMISERS, optimiser).moments)
-    shape, classes = fitting(name, options, shape, classes)
-    fitted_options = fitted(name, options, shape, classes)
-    with torch.device("meta"):  # shapes are enough
-        model = build.model(name, fitted_options)
-    try:
-        costs = profile(model, _sample(model, shape), slots)
-    except RuntimeError as error:
-        raise misfit(name, shape, error) from None
-    document = {
-        "model": name,
-        "options": fitted_options,
-        "input": list(shape),
-        "optimiser": optimiser,
-        "macs": costs.macs,
-        "params": costs.params,
-        "units": [_unit(costs, number) for number in range(1, len(costs.rows) + 1)],
-    }
-    if cut is not None:
-        document["cut"] = _sides(costs, Split(model, parse_cut(cut)).cut)
-    return document
-
-
 def fitting(
-    name: str, options: Mapping[str, Any], shape: tuple[int, ...] | None, classes: int | None
+    name: str, options: Mapping[str, Any], shape: str | None, classes: int | None
 ) -> tuple[tuple[int, ...], int]:
-    """One sample and the classes, as given or as they fit the model."""
+    """Return the shape of one sample and the number of classes, as given (3x32x32) or as they fit the model."""
     registry.find("model", MODELS, name)
     usual_shape, usual_classes = FITTING.get(name) or (_image(name, options), USUAL_CLASSES)
-    return shape or usual_shape, classes or usual_classes
+    if shape is None:
+        return usual_shape, classes or usual_classes
+    words = shape.lower().replace("×", "x").split("x")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"--input {shape!r} is no shape; write for example --input 3x32x32")
+    return tuple(int(word) for word in words), classes or usual_classes
 
 
 def fitted(name: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """The model's options as they were given, with those that such samples decide."""
+    """Return the model's options: those given, and those that follow from the samples."""
     choice = config.changed(Run(), {"model": {**options, "name": name}}, "--set").model
     return build.fitted(choice, shape, classes)
 
 
 def batch(model: nn.Module, shape: tuple[int, ...], size: int) -> Tensor:
-    """So many samples that the model can read."""
+    """Return a batch of this size that the model can read."""
     return torch.zeros(size, *shape, dtype=torch.int64) if _embeds(model) else torch.randn(size, *shape)
 
 
 def misfit(name: str, shape: tuple[int, ...], error: Exception) -> ConfigError:
-    """A sample that the model cannot read, in a user's words."""
+    """Return the error for a sample that the model cannot read."""
     words = "x".join(str(size) for size in shape)
     return ConfigError(f"{name} does not take an input of {words}: {reason(error)}. Try another --input.")
 
 
+def unit_costs(
+    name: str, options: Mapping[str, Any], shape: tuple[int, ...], opt: optim.Optimiser, cut: str | None
+) -> dict[str, Any]:
+    """Return what one sample costs, unit by unit and on both sides of the cut if there is one."""
+    with torch.device("meta"):  # shapes are enough
+        model = build.model(name, options)
+    # A model that embeds nothing needs only the shape of a sample.
+    sample = batch(model, shape, 1) if _embeds(model) else shape
+    try:
+        costs = profile(model, sample, len(opt.moments))
+    except RuntimeError as error:
+        raise misfit(name, shape, error) from None
+    units = [_unit(costs, number) for number in range(1, len(costs.rows) + 1)]
+    sides = {} if cut is None else {"cut": _sides(costs, Split(model, parse_cut(cut)).cut)}
+    return {"macs": costs.macs, "params": costs.params, "units": units, **sides}
+
+
 def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """An image with as many channels as the model has by default, or is given."""
+    """Return the shape of an image with the model's channels, by default or as given."""
     default = registry.options_of(MODELS[name])["in_channels"].default
     channels = options.get("in_channels", default)
     return channels if isinstance(channels, int) else default, USUAL_SIDE, USUAL_SIDE
 
 
-def _sample(model: nn.Module, shape: tuple[int, ...]) -> Tensor | tuple[int, ...]:
-    """One of them; where the model embeds nothing its shape is enough."""
-    return batch(model, shape, 1) if _embeds(model) else shape
-
-
 def _embeds(model: nn.Module) -> bool:
-    """Whether it reads numbers of words or characters."""
+    """Return whether the model reads the numbers of words or characters."""
     return any(isinstance(module, nn.Embedding) for module in model.modules())
 
 
@@ -141,21 +121,68 @@ def _unit(costs: Profile, number: int) -> dict[str, Any]:
 def _sides(costs: Profile, cut: int) -> dict[str, Any]:
     names = [row.name for row in costs.rows]
     crossing = VALUE_BYTES * costs.activations[cut]
-    state = costs.cumulative_optimiser_state
+    params, state, share = costs.cumulative_params[cut], costs.cumulative_optimiser_state, costs.share(cut)
+
+    def side(units: list[str], params: int, state: int, share: float) -> dict[str, Any]:
+        return {"units": units, "params": params, "optimiser_state": state, "share": share}
+
     return {
         "number": cut,
         "bytes_up": crossing + LABEL_BYTES,
         "bytes_down": crossing,
-        "client": {
-            "units": names[:cut],
-            "params": costs.cumulative_params[cut],
-            "optimiser_state": state[cut],
-            "share": costs.share(cut),
-        },
-        "server": {
-            "units": names[cut:],
-            "params": costs.params - costs.cumulative_params[cut],
-            "optimiser_state": state[-1] - state[cut],
-            "share": 1 - costs.share(cut),
-        },
+        "client": side(names[:cut], params, state[cut], share),
+        "server": side(names[cut:], costs.params - params, state[-1] - state[cut], 1 - share),
     }
+
+
+def cost_tables(costs: Mapping[str, Any]) -> list[Table]:
+    """Return the costs of each unit, and of both sides where a cut was given."""
+    shape = "x".join(str(size) for size in costs["input"])
+    work = f"{costs['macs'] / 1e6:.2f} M multiply-adds, {costs['params']:,} parameters"
+    heads = ["cut", "unit", "forward\nMFLOPs", "backward\nMFLOPs", "elements\nout", "KiB\nout", "params"]
+    rows = [
+        (
+            unit["cut"],
+            unit["unit"],
+            f"{unit['forward_flops'] / 1e6:.3f}",
+            f"{unit['backward_flops'] / 1e6:.3f}",
+            f"{unit['activation']:,}",
+            f"{unit['activation_bytes'] / 1024:.1f}",
+            f"{unit['params']:,}",
+            f"{unit['optimiser_state']:,}",
+            f"{100 * unit['share']:.1f}",
+        )
+        for unit in costs["units"]
+    ]
+    units = plain_table(
+        [*heads, "optimiser\nstate", "O(L)\n%"],
+        rows,
+        left=["unit"],
+        title=f"{costs['model']}, one sample of {shape}: {work}",
+        caption="O(L): share of the forward pass up to this unit",
+    )
+    return [units, _side_table(costs["cut"])] if "cut" in costs else [units]
+
+
+def _side_table(cut: Mapping[str, Any]) -> Table:
+    crossing = f"a sample sends {cut['bytes_up']:,} B up (its label too) and {cut['bytes_down']:,} B down"
+    rows = [
+        (
+            side,
+            _units(cut[side]["units"]),
+            f"{cut[side]['params']:,}",
+            human_bytes(VALUE_BYTES * cut[side]["params"]),
+            f"{cut[side]['optimiser_state']:,}",
+            percent(cut[side]["share"]),
+        )
+        for side in ("client", "server")
+    ]
+    heads = ["", "units", "params", "size", "optimiser\nstate", "work"]
+    return plain_table(heads, rows, left=["", "units"], fold=["units"], title=f"cut {cut['number']}: {crossing}")
+
+
+def _units(names: Sequence[str]) -> str:
+    """Return all names, or a range of them where they are many."""
+    if len(names) > MOST_UNITS:
+        return f"{names[0]} … {names[-1]} ({len(names)} units)"
+    return ", ".join(names) or NONE

@@ -1,16 +1,15 @@
-"""The command keys: a private CA, and certificates for the servers and the clients."""
+"""`cutlayer keys`: make a private CA, and certificates for the servers and the clients."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from cutlayer.cli import show
 from cutlayer.cli.options import Json
-from cutlayer.cli.tables import NONE, plain_table
+from cutlayer.cli.tables import NONE, dashed, plain_table
 from cutlayer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,33 +17,39 @@ if TYPE_CHECKING:
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="The folder of the CA, made if it is not there.")],
+    folder: Annotated[Path, Argument(help="The folder of the CA, created if it is missing.")],
     clients: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES|N", help="Names with commas between, or how many: client-1, client-2 and so on."),
+        str | None, Option(metavar="NAMES|N", help="Comma-separated names, or a number: client-1, client-2 and so on.")
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="HOST",
-            help="Host name or IP address of a server; may be repeated; by default localhost, 127.0.0.1 and ::1.",
+            help="Host name or IP address of a server; by default localhost, 127.0.0.1 and ::1; may be repeated.",
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates; the CA's own is ten years.")] = 365,
+    days: Annotated[
+        int, Option(min=1, help="Validity of the certificates; the CA's own is valid for ten years.")
+    ] = 365,
     renew: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="New certificate and key for a client, train or fed; may be repeated."),
+        Option(metavar="NAME", help="Make a new certificate and key for a client, train or fed; may be repeated."),
     ] = None,
     revoke: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Take a client off the servers' lists, for ever; may be repeated."),
+        Option(metavar="NAME", help="Remove a client from the servers' lists for good; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make the keys of a real network: a private CA, and certificates for the servers and the clients.
 
-    Each party has a folder to copy to it whole. Run again with more names to add clients; without any option to see who
-    is there. No key is ever overwritten unless --renew names it.
+    Each party gets a folder, to copy to it as a whole. Run the command again with more names to add clients, or without
+    options to list all parties. It never overwrites a key unless --renew names it.
+
+    Examples:
+        cutlayer keys keys --clients ann,bob,carol --server train.example.org
+        cutlayer keys keys --clients dave
+        cutlayer keys keys --renew ann --revoke bob
     """
     try:
         from cutlayer.remote.identity.key_folder import Asked, carry_out
@@ -55,56 +60,38 @@ def keys(
     asked = Asked(clients=clients, hosts=server or (), days=days, renew=renew or (), revoke=revoke or ())
     fresh = not (folder / "ca.pem").exists()
     parties = carry_out(folder, asked)
-    if as_json:
-        show.as_json(_document(folder, parties))
-        return
     changed = [party for party in parties if party.state in ("new", "renewed") or party.who.name in asked.revoke]
-    show.console().print(_table(folder, changed or parties))
-    for line in _advice(folder, parties, changed, fresh):
+    document = {"folder": str(folder), "parties": [_row(party) for party in parties]}
+    heads = ["name", "role", "number", "state", "expires", "copy to it"]
+    rows = [_cells(party) for party in changed or parties]
+    table = plain_table(heads, rows, left={*heads} - {"number"}, fold=["copy to it"], title=f"keys in {folder}")
+    show.result(document, table, machine=as_json)
+    for line in [] if as_json else _advice(folder, parties, changed, fresh):
         typer.echo(line)
 
 
-def _document(folder: Path, parties: Sequence["Party"]) -> dict[str, Any]:
-    rows = [
-        {
-            "name": party.who.name,
-            "role": party.who.role,
-            "number": party.number,
-            "state": party.state,
-            "expires": None if party.expires is None else party.expires.isoformat(),
-            "folder": str(party.folder),
-        }
-        for party in parties
-    ]
-    return {"folder": str(folder), "parties": rows}
+def _row(party: "Party") -> dict[str, Any]:
+    return {
+        "name": party.who.name,
+        "role": party.who.role,
+        "number": party.number,
+        "state": party.state,
+        "expires": None if party.expires is None else party.expires.isoformat(),
+        "folder": str(party.folder),
+    }
 
 
-def _table(folder: Path, parties: Sequence["Party"]) -> Table:
-    table = plain_table(f"keys in {folder}")
-    for head in ("name", "role"):
-        table.add_column(head, no_wrap=True)
-    table.add_column("number", justify="right", no_wrap=True)
-    for head in ("state", "expires"):
-        table.add_column(head, no_wrap=True)
-    table.add_column("copy to it", overflow="fold")
-    for party in parties:
-        number = NONE if party.number is None else str(party.number)
-        table.add_row(party.who.name, party.who.role, number, party.state, _expiry(party.expires), _copied(party))
-    return table
-
-
-def _expiry(expires: datetime | None) -> str:
-    return NONE if expires is None else f"{expires:%Y-%m-%d}"
-
-
-def _copied(party: "Party") -> str:
+def _cells(party: "Party") -> list[str]:
+    expires, copied = f"{party.expires:%Y-%m-%d}" if party.expires else NONE, str(party.folder)
     if party.state == "revoked":
-        return NONE
-    return f"{party.folder}" if party.expires is not None else f"{NONE} (moved away; --renew makes a new one)"
+        copied = NONE
+    elif party.expires is None:
+        copied = f"{NONE} (moved away; --renew makes a new one)"
+    return [party.who.name, party.who.role, dashed("{}", party.number), party.state, expires, copied]
 
 
 def _advice(folder: Path, parties: Sequence["Party"], changed: Sequence["Party"], fresh: bool) -> list[str]:
-    """What to do next, and what not to."""
+    """Return what the user should do next."""
     lines = []
     if others := len(parties) - len(changed or parties):
         lines.append(f"{others} others are as before; `cutlayer keys {folder}` shows all.")

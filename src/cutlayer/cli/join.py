@@ -1,15 +1,15 @@
-"""`cutlayer join`: one device takes part in a run with its own data."""
+"""`cutlayer join`: take part in a run with the data of this device."""
 
 import logging
 import secrets
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from cutlayer import plugins
-from cutlayer.cli.options import Plugins, Quiet, check_keys, stop_on_sigterm
+from cutlayer.cli.options import Insecure, Keys, Plugins, Quiet, check_keys, stop_on_sigterm
 from cutlayer.cli.progress import watching
 from cutlayer.errors import ConfigError
 
@@ -17,67 +17,68 @@ log = logging.getLogger("cutlayer")
 
 
 def join(
-    address: Annotated[str | None, typer.Argument(metavar="[HOST:PORT]", help="The server.")] = None,
+    address: Annotated[str | None, Argument(metavar="[HOST:PORT]", help="The server.")] = None,
     *,
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="PATH|NAME",
             help="This device's samples: a file (.npz, .safetensors, .csv) or a folder of images by class; or the name "
             "of a data set, of which the device takes its share, for trials.",
         ),
     ],
     train: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The training server, where the fed server is another.")
+        str | None, Option(metavar="HOST:PORT", help="The training server, if the fed server is another one.")
     ] = None,
-    fed: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The fed server, then.")] = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="This device's folder of keys, as `cutlayer keys` made it.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No certificates, no encryption: for a trial on one machine.")
-    ] = False,
+    fed: Annotated[str | None, Option(metavar="HOST:PORT", help="The fed server, with --train.")] = None,
+    keys: Keys = None,
+    insecure: Insecure = False,
     name: Annotated[
-        str | None, typer.Option(help="With --insecure: who this device is; a number is that client of the run.")
+        str | None, Option(help="With --insecure: this device's name; a number selects that client of the run.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run that this device agrees to; any other is refused.")
+        Path | None, Option(metavar="FILE", help="The run that this device agrees to; it refuses any other.")
     ] = None,
     never: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="Never send this, such as labels, whatever the method; may be repeated."),
+        Option(metavar="KIND", help="A kind that the device never sends, such as labels; may be repeated."),
     ] = None,
     allow_raw: Annotated[
-        bool, typer.Option("--allow-raw", help="Take part even if no layer is here, so that raw inputs leave.")
+        bool, Option("--allow-raw", help="Take part even without a layer, so that raw inputs leave the device.")
     ] = False,
     private_seed: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--private-seed",
-            help="Draw what only this device may know from a secret of its own; a run is then not repeatable.",
+            help="Draw the device's private random numbers from a secret; the run is then not repeatable.",
         ),
     ] = False,
     state: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="What the device keeps between rounds; the folder state beside its keys by default."
+        Option(
+            metavar="FOLDER",
+            help="Where the device keeps its state between rounds; by default the folder state in its keys.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda where torch has it.")] = "cpu",
+    device: Annotated[str, Option(help="cpu, or cuda if torch supports it.")] = "cpu",
     give_up: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Leave after so long without a server; never by default."),
+        float | None, Option(metavar="SECONDS", min=0, help="Leave after this time without a server; by default never.")
     ] = None,
     plugin: Plugins = None,
     root: Annotated[
-        Path | None, typer.Option("--data-root", metavar="FOLDER", help="Where named data sets and base models lie.")
+        Path | None, Option("--data-root", metavar="FOLDER", help="Folder of named data sets and base models.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with this device's own data, which never leave it.
 
-    What leaves is what the method's own functions give: activations at the cut, labels unless the split is U-shaped,
-    the layers below the cut. The device itself refuses everything else.
+    The device sends what the method's own functions return: activations at the cut, labels unless the split is
+    U-shaped, and the layers below the cut. It refuses to send anything else.
+
+    Examples:
+        cutlayer join train.example.org:8470 --data scans.npz --keys ann
+        cutlayer join train.example.org:8470 --data scans/ --keys ann --never labels --device cuda
+        cutlayer join 127.0.0.1:8470 --data digits --insecure --name 0
     """
     from cutlayer.remote.device.client import JoinOptions, stay
     from cutlayer.remote.device.join import DeviceSettings

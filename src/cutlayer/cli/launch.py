@@ -1,4 +1,4 @@
-"""From the words of a command line to runs, and through them one after another."""
+"""Turn the command line into runs, and train them one after another."""
 
 import logging
 import tomllib
@@ -18,22 +18,21 @@ from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
-from cutlayer.runs.training import Record, Training
 
 log = logging.getLogger("cutlayer")
 
 
 class Interrupted(Exception):
-    """The user stopped a run; what it had committed is kept."""
+    """The user stopped a run; its committed rounds are saved."""
 
     def __init__(self, run: Run, folder: Folder, again: tuple[str, ...] = ("--resume",)) -> None:
-        self.run, self.folder, self.again = run, folder, again  # what the same command needs to go on
+        self.run, self.folder, self.again = run, folder, again  # `again`: options that make the same command resume
         self.saved = max(folder.store.rounds(), default=0)
         super().__init__(f"{folder.path}: stopped")
 
 
 def named(what: str) -> tuple[Run, ...]:
-    """The runs of a recipe or of a TOML file."""
+    """Return the runs of a recipe or of a TOML file."""
     path = Path(what)
     if what in recipes.RECIPES or not (path.suffix == ".toml" or path.is_file()):
         return recipes.runs(what)
@@ -49,7 +48,7 @@ def named(what: str) -> tuple[Run, ...]:
 
 
 def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
-    """The runs of a recipe or file as the command line changes them: first their scale, then single keys."""
+    """Apply the command line to the runs of a recipe or file: first the scale, then single keys."""
     given = {key: getattr(orders, key) for key in ("rounds", "seed", "engine", "device", "precision")}
     flags = {key: value for key, value in given.items() if value is not None}
     settings = parsed(orders.settings or [])
@@ -57,7 +56,7 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     def changed(run: Run) -> Run:
         return config.changed(config.changed(run, settings, "--set"), flags, "the command line")
 
-    _refuse_twins([changed(run) for run in runs])  # before the scale: runs that it makes alike keep their names
+    _refuse_twins([changed(run) for run in runs])  # before the scale, which may make runs alike
     runs = [changed(run if orders.scale is None else scaled(run, orders.scale)) for run in runs]
     if "method" in settings or (what not in recipes.RECIPES and "method" in config.read(Path(what))):
         return [_named_by_method(run) for run in runs]
@@ -65,19 +64,44 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
 
 
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> list[Folder]:
-    """Train the runs, with every seed, and show how it goes; `originals` are the runs before they were changed."""
+    """Train the runs one after another, with every seed, and show their progress.
+
+    All folders and data sets are checked before the first run starts. `originals` are the runs before the command line
+    changed them.
+    """
     every = [replace(run, seed=run.seed + i) for run in runs for i in range(orders.seeds)]
+    folders = [folder_of(run, orders.out) for run in every]
     with watching(orders.quiet) as watcher:
         if orders.scale is not None:
             for line in scale_lines(originals, runs, orders.scale):
                 log.info(line)
-        return execute_all(
-            every, orders.out, watcher, root=orders.data, resume=orders.resume, overwrite=orders.overwrite
+        if not (orders.resume or orders.overwrite):
+            for folder in folders:
+                folder.refuse_if_taken()
+        _check_data(every, orders.data)
+        several_seeds = len({run.seed for run in every}) > 1
+        for run, folder in zip(every, folders, strict=True):
+            _train(run, folder, orders, watcher, f"{run.name} seed {run.seed}" if several_seeds else run.name)
+    return folders
+
+
+def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> None:
+    try:
+        execute(
+            run,
+            folder,
+            root=orders.data,
+            resume=orders.resume,
+            overwrite=orders.overwrite,
+            on_start=lambda training: watcher.begin(title, run, training.history),
+            on_round=lambda _, record: watcher.round(record),
         )
+    except KeyboardInterrupt:
+        raise Interrupted(run, folder) from None
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """Settings such as optimiser.lr=0.1 as the tables that they would be in TOML."""
+    """Return settings such as optimiser.lr=0.1 as the tables that they would be in TOML."""
     tables: dict[str, Any] = {}
     for setting in settings:
         key, sign, text = setting.partition("=")
@@ -100,58 +124,26 @@ def folder_of(run: Run, out: Path) -> Folder:
     return Folder(out / run.name / f"seed-{run.seed}")
 
 
-def execute_all(
-    runs: Sequence[Run],
-    out: Path,
-    watcher: RunWatcher,
-    *,
-    root: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> list[Folder]:
-    """Train the runs one after another; all folders are looked at before the first run starts."""
-    folders = [folder_of(run, out) for run in runs]
-    if not (resume or overwrite):
-        for folder in folders:
-            folder.refuse_if_taken()
-    _check_data(runs, root)
-    several_seeds = len({run.seed for run in runs}) > 1
-    for run, folder in zip(runs, folders, strict=True):
-        title = f"{run.name} seed {run.seed}" if several_seeds else run.name
-
-        def begin(training: Training, title: str = title, run: Run = run) -> None:
-            watcher.begin(title, run, training.history)
-
-        def tell(_: Training, record: Record) -> None:
-            watcher.round(record)
-
-        try:
-            execute(run, folder, root=root, resume=resume, overwrite=overwrite, on_start=begin, on_round=tell)
-        except KeyboardInterrupt:
-            raise Interrupted(run, folder) from None
-    return folders
-
-
 def _check_data(runs: Sequence[Run], root: Path | None) -> None:
-    """Where there are several data sets, all must be there before the first run starts."""
+    """Load each data set once if there are several, so that a missing one is found before the first run starts."""
     by_name = {run.data: run for run in runs}
     for _, run in sorted(by_name.items()) if len(by_name) > 1 else ():
         build.dataset(run, root)
 
 
 def _moved(run_name: str, name: Any) -> Any:
-    """A run of a recipe under the name of the file that changes it: digits/fedavg becomes mine/fedavg."""
+    """Rename a recipe's run after the file that changes it: digits/fedavg becomes mine/fedavg."""
     return name + "".join(run_name.partition("/")[1:]) if isinstance(name, str) else name
 
 
 def _named_by_method(run: Run) -> Run:
-    """A run that was named after its method is named after the one that took its place."""
+    """Rename a run that is named after its method, in case the method was replaced."""
     path = PurePosixPath(run.name)
     return replace(run, name=str(path.with_name(run.method.name))) if path.name in METHODS else run
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:
-    """Runs that are the same but for their name would only burn time."""
+    """Refuse runs that are the same but for their name."""
     for i, run in enumerate(runs):
         for other in runs[:i]:
             if replace(run, name=other.name) == other:
@@ -161,7 +153,7 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
 
 
 def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> list[str]:
-    """What a scale and the keys set after it leave of the runs, once for those that are alike."""
+    """Describe what the scale and later settings leave of the runs, one line for runs that are alike."""
     recipe = recipes.of(originals[0].name)
     end = f"; not {setting_of(recipe)}" if recipe is not None and recipe.source else ""
     panels: dict[str, list[str]] = {}
@@ -175,7 +167,7 @@ def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> 
 
 
 def _value(text: str) -> Any:
-    """A TOML literal; anything else is a string that needs no quotes."""
+    """Read a TOML literal; anything else is a string, which needs no quotes."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

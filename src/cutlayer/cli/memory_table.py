@@ -8,13 +8,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from cutlayer import registry
 from cutlayer.cli import costs
 from cutlayer.cli.tables import plain_table
-from cutlayer.core.checks import check_count, check_device
+from cutlayer.core.checks import check_device
 from cutlayer.core.text import human_bytes
 from cutlayer.errors import ConfigError
 from cutlayer.models import freeze_norms
+from cutlayer.optim import Optimiser
 from cutlayer.runs import build
 from cutlayer.split import Split
 from cutlayer.split.units import units_of
@@ -38,30 +38,19 @@ class Measurement:
 
 
 def asked(memory: bool, given: Mapping[str, Any]) -> Measurement | None:
-    """How to measure, if at all; options of a table that is not shown would be ignored in silence."""
+    """Return how to measure, if at all; refuse options that would be ignored."""
     told = {option: value for option, value in given.items() if value is not None}
     if told and not memory:
         raise ConfigError(f"--{next(iter(told))} is about the memory of a client; add --memory")
     return Measurement(**told) if memory else None
 
 
-def document(
-    name: str,
-    options: Mapping[str, Any],
-    how: Measurement,
-    *,
-    shape: tuple[int, ...] | None = None,
-    classes: int | None = None,
-    optimiser: str = "momentum",
-    cut: str | None = None,
+def client_bytes(
+    name: str, options: Mapping[str, Any], shape: tuple[int, ...], opt: Optimiser, cut: str | None, how: Measurement
 ) -> dict[str, Any]:
-    """The bytes of a client by what it does, with half of the units unless a cut is given."""
-    opt = registry.find("optimiser", costs.OPTIMISERS, optimiser)
-    check_count("batch", how.batch)
+    """Return the bytes of a client for each kind of work; it holds half of the units unless a cut is given."""
     check_device(how.device)
-    shape, classes = costs.fitting(name, options, shape, classes)
-    fitted = costs.fitted(name, options, shape, classes)
-    net = freeze_norms(build.model(name, fitted)).to(how.device)
+    net = freeze_norms(build.model(name, options)).to(how.device)
     x = costs.batch(net, shape, how.batch).to(how.device)
     try:
         with torch.no_grad():
@@ -72,34 +61,24 @@ def document(
     split = Split(net, len(units_of(net)) // 2 if cut is None else costs.parse_cut(cut))
     overlaps = (0, how.overlap) if how.overlap else (0,)
     found = client_memory(split, opt, x, y, perturbations=how.perturbations, overlaps=overlaps)
-    return {
-        "model": name,
-        "options": fitted,
-        "input": list(shape),
-        "optimiser": optimiser,
-        **asdict(how),
-        "cut": split.cut,
-        "units": list(split.units),
-        "cut_tensor": found.cut_tensor,
-        "rows": [{**asdict(row), "peak": row.peak, "relative": found.relative(row)} for row in found.rows],
-    }
+    rows = [{**asdict(row), "peak": row.peak, "relative": found.relative(row)} for row in found.rows]
+    about = {"cut": split.cut, "units": list(split.units), "cut_tensor": found.cut_tensor}
+    return {**asdict(how), **about, "rows": rows}
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """A row for each thing that a client may do with a batch."""
+    """Return a row for each kind of work that a client may do with a batch."""
     shape, cut, units = "x".join(map(str, found["input"])), found["cut"], found["units"]
     title = f"{found['model']}, cut after {units[cut - 1]} ({cut} of {len(units)} units), {found['batch']} samples of "
     title += f"{shape} on {found['device']}, {found['optimiser']}, {found['perturbations']} perturbations: "
     title += f"a cut tensor is {human_bytes(found['cut_tensor'])}"
-    made = plain_table(title, caption=CAPTION)
-    made.add_column("one client", no_wrap=True)
-    for head in ("weights", "moments", "step", "peak", "× inference"):
-        made.add_column(head, justify="right", no_wrap=True)
-    for row in found["rows"]:
-        sizes = (human_bytes(row[key]) for key in ("weights", "optimiser", "step", "peak"))
-        made.add_row(_name(row), *sizes, f"{row['relative']:.3f}")
-    return made
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['work']}, {row['overlap']} ahead" if row["overlap"] else str(row["work"])
+    rows = [
+        (
+            f"{row['work']}, {row['overlap']} ahead" if row["overlap"] else row["work"],
+            *(human_bytes(row[key]) for key in ("weights", "optimiser", "step", "peak")),
+            f"{row['relative']:.3f}",
+        )
+        for row in found["rows"]
+    ]
+    heads = ["one client", "weights", "moments", "step", "peak", "× inference"]
+    return plain_table(heads, rows, left=["one client"], title=title, caption=CAPTION)

@@ -1,96 +1,118 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how functions become commands."""
 
+import inspect
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Option, Typer
 
 from cutlayer.errors import ConfigError
+from cutlayer.results import figures
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")]
-Seed = Annotated[int | None, typer.Option(help="The seed, or the first of several.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after another.")]
-Engine = Annotated[str | None, typer.Option(help="auto, loop, vmap, graph or ray.")]
-Device = Annotated[str | None, typer.Option(help="cpu, or cuda where torch has it.")]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="Of the layers: fp32, or tf32 or bf16, which are faster on a GPU; by default the run's."),
-]
-Data = Annotated[Path | None, typer.Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
-Out = Annotated[Path, typer.Option(help="Where the folders of runs go.")]
-Scale = Annotated[
-    float | None,
-    typer.Option(metavar="F", help="Shrink clients, samples and rounds to this part, from above 0 to 1."),
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON document instead of tables.")]
+Data = Annotated[Path | None, Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
+Out = Annotated[Path, Option(help="Folder for the runs.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration; may be repeated.")
 ]
 InputShape = Annotated[
-    str | None, typer.Option("--input", metavar="SHAPE", help="One sample, such as 3x32x32; fits the model by default.")
+    str | None,
+    Option("--input", metavar="SHAPE", help="Shape of one sample, such as 3x32x32; by default it fits the model."),
 ]
-Classes = Annotated[int | None, typer.Option(min=1, help="Classes of the output; fits the model by default.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete earlier runs of these names.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings.")]
+Classes = Annotated[int | None, Option(min=1, help="Number of classes; by default it fits the model.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier runs with these names.")]
+Quiet = Annotated[bool, Option("--quiet", help="Show no progress, only warnings.")]
+Keys = Annotated[Path | None, Option(metavar="FOLDER", help="This party's folder of keys, as made by `cutlayer keys`.")]
+Insecure = Annotated[
+    bool, Option("--insecure", help="Use no certificates and no encryption: only for a trial on one machine.")
+]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--plugin",
         metavar="FILE",
-        help="A Python file with METHODS, MODELS, DATA or more of your own; may be repeated.",
+        help="A Python file with your own METHODS, MODELS, DATA or other tables; may be repeated.",
     ),
 ]
-
-Traffic = Annotated[bool, typer.Option("--traffic", help="Show what crossed instead, by direction and kind, in GiB.")]
-TrafficSamples = Annotated[
-    int | None,
-    typer.Option("--samples", metavar="N", min=1, help="With --traffic: of runs so long, from the bytes a sample."),
-]
-PaperConvention = Annotated[
-    bool,
-    typer.Option(
-        "--paper-convention",
-        help="With --traffic: count as HO-SFL's Table 3, without labels and set-up, of FSL-SAGE's models down only the "
-        "auxiliary one, and with --samples up to the end of the first round beyond N.",
-    ),
-]
-
-
-def refuse_without_traffic(samples: int | None, paper_convention: bool) -> None:
-    """Options of a table that is not shown would be ignored in silence."""
-    for option, given in (("--samples", samples is not None), ("--paper-convention", paper_convention)):
-        if given:
-            raise ConfigError(f"{option} is about the table of traffic; add --traffic")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What the command line says about runs, whichever they are."""
+    """The options of every command that trains runs."""
 
-    rounds: int | None = None
-    seed: int | None = None
-    seeds: int = 1
-    engine: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    data: Path | None = None
-    out: Path = Path("runs")
-    scale: float | None = None
-    settings: list[str] | None = None
-    resume: bool = False
-    overwrite: bool = False
-    quiet: bool = False
+    rounds: Annotated[int | None, Option(min=1, help="Rounds of each run.")] = None
+    seed: Annotated[int | None, Option(help="The seed, or the first of several.")] = None
+    seeds: Annotated[int, Option(min=1, help="Number of seeds, run one after another.")] = 1
+    engine: Annotated[str | None, Option(help="auto, loop, vmap, graph or ray.")] = None
+    device: Annotated[str | None, Option(help="cpu, or cuda if torch supports it.")] = None
+    precision: Annotated[
+        str | None, Option(help="fp32, or tf32 or bf16, which are faster on a GPU; by default the run's.")
+    ] = None
+    data: Data = None
+    out: Out = Path("runs")
+    scale: Annotated[
+        float | None,
+        Option(metavar="F", help="Scale clients, samples and rounds by this factor, above 0 and at most 1."),
+    ] = None
+    settings: Settings = None
+    resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoints.")] = False
+    overwrite: Overwrite = False
+    quiet: Quiet = False
 
     def __post_init__(self) -> None:
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
 
 
+def figure_option(what: str) -> Any:
+    """Return an option for the file of a figure, whose format is checked before any work starts."""
+
+    def checked(path: Path | None) -> Path | None:
+        if path is not None:
+            figures.check_format(path)
+        return path
+
+    return Option(metavar="FILE", help=f"{what} (.png, .pdf, .svg).", callback=checked)
+
+
+def add(app: Typer, command: Callable[..., None]) -> None:
+    """Add a function as a command; its docstring is the help, and the lines below "Examples:" are examples.
+
+    The terminal breaks the lines of the help, wherever the source breaks them.
+    """
+    about, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+    paragraphs = [paragraph.replace("\n", " ") for paragraph in about.split("\n\n")]
+    lines = [f"[bold]{line.strip()}[/bold]" for line in examples.splitlines()]
+    epilog = "\n\n".join(["Examples:", *lines])
+    app.command(command.__name__.rstrip("_"), help="\n\n".join(paragraphs), epilog=epilog)(spread(command))
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a parameter whose type is a dataclass by one option for each of its fields."""
+    parameters = inspect.signature(command).parameters.values()
+    group = next((parameter for parameter in parameters if is_dataclass(parameter.annotation)), None)
+    if group is None:
+        return command
+    make, name = group.annotation, group.name
+    fields = inspect.signature(make).parameters
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        own = make(**{field: values.pop(field) for field in fields})
+        command(**values, **{name: own})
+
+    flat = [each for parameter in parameters for each in (fields.values() if parameter is group else [parameter])]
+    options = [each.replace(kind=each.KEYWORD_ONLY) for each in flat]
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return called
+
+
 def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
-    """Certificates are the rule; without them a user must say so."""
+    """Require certificates, unless the user asks for a trial without them."""
     if keys is not None and insecure:
         raise ConfigError("give --keys or --insecure, not both: with keys nothing travels in the clear")
     if (keys is None) != insecure:
@@ -101,7 +123,7 @@ def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
 
 
 def stop_on_sigterm() -> None:
-    """A service that is stopped ends as cleanly as one that is interrupted."""
+    """Treat SIGTERM as Ctrl-C, so that a stopped service ends as cleanly as an interrupted one."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,19 +1,22 @@
-"""From the words of a command line to a plan: which device holds which layers, and how large its batches are."""
+"""`cutlayer plan`: decide which device holds which layers, and how large its batches are."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import torch
+import typer
 from torch import nn
+from typer import Option
 
 from cutlayer import optim, registry
-from cutlayer.cli import costs, launch
+from cutlayer.cli import costs, launch, plan_table, show
+from cutlayer.cli.options import Classes, InputShape, Json, Settings, figure_option
+from cutlayer.cli.progress import logging_to
 from cutlayer.core import keys
 from cutlayer.core.checks import check_positive
 from cutlayer.data.arrays import Arrays
@@ -22,6 +25,7 @@ from cutlayer.planning.device_files import read
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
+from cutlayer.results import figures
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
@@ -35,13 +39,13 @@ MODES: dict[str, Mode] = {"joint": "joint", "paper": "paper"}
 USUAL_INTERVAL = 15
 USUAL_DEVICES = "table1"
 USUAL_LR = 5e-4
-PROBED = 32  # samples
-OPTIMISERS: dict[str, dict[str, Any]] = {  # by the names that size the optimiser's state
+PROBED = 32  # samples in the batch that the bound is estimated on
+OPTIMISERS: dict[str, dict[str, Any]] = {  # by the names of --optimiser
     "sgd": {"name": "sgd"},
     "momentum": {"name": "sgd", "momentum": 0.9},
     "adam": {"name": "adam"},
 }
-DATA = {  # the data set whose samples have this shape, and so many classes
+DATA = {  # the data set with samples of this shape and this number of classes
     ((1, 8, 8), 10): "digits",
     ((1, 28, 28), 10): "mnist",
     ((3, 32, 32), 10): "cifar10",
@@ -55,24 +59,54 @@ DATA = {  # the data set whose samples have this shape, and so many classes
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the command line says; None is for what it leaves open."""
+    """The options of the command; None stands for what the user leaves open."""
 
-    model: str | None
-    devices: str | None
-    clients: int | None
-    interval: int | None
-    lr: float | None
-    mode: str
-    target: float | None
-    samples: int | None
-    least_batch: int
-    shape: str | None
-    classes: int | None
-    optimiser: str
-    data: str | None
-    run: Path | None
-    seed: int | None
-    settings: list[str]
+    model: Annotated[str | None, Option(help="A model (see `cutlayer list models`); by default the run's.")] = None
+    devices: Annotated[
+        str | None,
+        Option(
+            metavar="NAME|FILE",
+            help="A list of devices (.csv, .json), sample for the one that comes with cutlayer, table1 or pool for "
+            "devices at random; by default the run's, or table1.",
+        ),
+    ] = None
+    clients: Annotated[
+        int | None, Option(min=1, help="Number of devices; by default all of a file, or 20 at random.")
+    ] = None
+    interval: Annotated[
+        int | None, Option(min=1, help="Mini-batches between aggregations; by default the run's, or 15.")
+    ] = None
+    lr: Annotated[float | None, Option(help="Learning rate; by default the run's, or 0.0005.")] = None
+    mode: Annotated[
+        str, Option(help="joint chooses batches and deadlines together, paper in turns, as HASFL does.")
+    ] = "joint"
+    target: Annotated[
+        float | None,
+        Option(metavar="EPS", help="Target for the mean squared gradient norm; by default one within reach."),
+    ] = None
+    samples: Annotated[
+        int | None, Option(min=1, help="Samples at each device, the largest batch; by default an even share of --data.")
+    ] = None
+    least_batch: Annotated[int, Option(min=1, help="The smallest batch; use 4 or more for a model with BatchNorm.")] = 1
+    shape: InputShape = None
+    classes: Classes = None
+    optimiser: Annotated[str, Option(help="sgd, momentum or adam, whose state takes memory.")] = "sgd"
+    data: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Estimate the bound on this data set (see `cutlayer list data`), from $CUTLAYER_DATA; by default on "
+            "random samples.",
+        ),
+    ] = None
+    run: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER", help="Plan for the model, data and devices of this run, with its estimates of the bound."
+        ),
+    ] = None
+    seed: Annotated[int | None, Option(help="The seed of weights, devices and random samples.")] = None
+    settings: Settings = None
 
     def __post_init__(self) -> None:
         if self.model is None and self.run is None:
@@ -90,12 +124,47 @@ class PlanRequest:
             raise ConfigError("the data tell the shape of a sample and the classes; leave out --input and --classes")
 
 
+def plan(
+    asked: PlanRequest,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the plan as a run (.toml), for `cutlayer run FILE`.")
+    ] = None,
+    figure: Annotated[Path | None, figure_option("Draw a mini-batch of all devices before and after")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose each device's cut and batch size to reach a target soonest, and show the gain.
+
+    The number of mini-batches comes from a bound on convergence, whose constants are estimated from one batch; their
+    time comes from the speed of the devices and their links.
+
+    Examples:
+        cutlayer plan --model vgg16 --devices sample
+        cutlayer plan --model vgg16 --devices devices.csv --out plan.toml --figure plan.png
+        cutlayer plan --model resnet18 --data cifar100 --devices table1 --clients 50 --set devices.server_tflops=40
+        cutlayer plan --run runs/mine/seed-0 --target 0.05 --json
+    """
+    if out is not None and out.suffix != ".toml":  # else `cutlayer run` would take it for a recipe
+        raise ConfigError(f"cannot write a plan into {out}; use a name that ends in .toml")
+    answer = answered(asked)
+    document = plan_table.document(answer) | {"out": None if out is None else str(out)}
+    draw = partial(figures.draw_plan, answer.planned, names=answer.names)
+    show.with_figure(document, plan_table.tables(document), machine=as_json, figure=figure, draw=draw)
+    if out is not None:
+        write(answer, out)
+    if out is not None and not as_json:
+        run, problem = answer.run, answer.planned.problem
+        typer.echo(
+            f"plan: {out}, for {run.data}: {run.rounds} rounds of {problem.interval} mini-batches with lr "
+            f"{problem.bound.lr:g}; train it with: cutlayer run {out}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanAnswer:
-    """A plan, with what it was made for and from."""
+    """A plan, with the model, devices and estimates that it is based on."""
 
     planned: "Planned"
-    run: Run  # with the same model and devices; its data are "" where none are known to fit
+    run: Run  # with the same model and devices; data is "" if no data set is known to fit
     devices: Devices
     units: tuple[str, ...]
     estimated: str  # what the bound's constants were estimated from
@@ -104,15 +173,19 @@ class PlanAnswer:
 
     @property
     def names(self) -> list[str]:
-        """What to call each device, those left out too."""
+        """The names of all devices, including those that the plan leaves out."""
         return [device.name or f"device {j}" for j, device in enumerate(self.devices.clients)]
 
 
 def answered(asked: PlanRequest) -> PlanAnswer:
     """Build the model, draw the devices, estimate the bound's constants, and plan."""
-    from cutlayer.planning.planner import plan  # here and not above: scipy is slow to load, other commands need none
+    from cutlayer.planning import planner  # here because scipy loads slowly, and no other command needs it
 
-    folder = None if asked.run is None else _existing(asked.run)
+    folder = None if asked.run is None else Folder(asked.run)
+    if folder is not None and not folder.config.exists():
+        raise DataError(
+            f"there is no run in {asked.run}; give the folder with its config.toml, such as runs/mine/seed-0"
+        )
     run = _run(asked, folder)
     real = asked.data is not None or folder is not None
     data = build.dataset(run).train if real else _random(run, asked)
@@ -123,8 +196,8 @@ def answered(asked: PlanRequest) -> PlanAnswer:
     devices = build.devices(choice, table, run.clients, keys.fold(run.seed, "devices"))
     bound, estimated = _bound(asked, run, folder, split, batch)
     samples = asked.samples or (max(int(run.subset * len(data)) // run.clients, 1) if real else None)
-    with _notes_untold():
-        planned = plan(
+    with logging_to(logging.NullHandler()):  # the table has the notes that the planner logs
+        planned = planner.plan(
             table,
             devices,
             replace(bound, target=asked.target),
@@ -145,7 +218,7 @@ def answered(asked: PlanRequest) -> PlanAnswer:
 
 
 def write(answer: PlanAnswer, path: Path) -> None:
-    """The plan as a run in TOML: `cutlayer run` trains it."""
+    """Write the plan as a run in TOML, which `cutlayer run` trains."""
     planned = answer.planned
     if planned.excluded:
         left_out = ", ".join(answer.names[j] for j in planned.excluded)
@@ -164,7 +237,7 @@ def write(answer: PlanAnswer, path: Path) -> None:
         "batches": planned.plan.batches,
         "cuts": planned.plan.cuts,
     }
-    deepest = max(planned.plan.cuts)  # where the run begins, so that no layer has to move
+    deepest = max(planned.plan.cuts)  # the run starts with this cut, so that no layer has to move
     run = replace(answer.run, name=path.stem, cut=deepest, method=Choice("hasfl", options))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,17 +248,11 @@ def write(answer: PlanAnswer, path: Path) -> None:
         ) from error
 
 
-def check_toml(path: Path) -> None:
-    """Refuse a name that `cutlayer run` would not take for a file, before any work is done."""
-    if path.suffix != ".toml":
-        raise ConfigError(f"cannot write a plan into {path}; use a name that ends in .toml")
-
-
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- the run ----------------------------------------------------------------------------------------------------------
 
 
 def _run(asked: PlanRequest, folder: Folder | None) -> Run:
-    """The run that is planned: its model, data and devices."""
+    """Return the run to plan: its model, data and devices."""
     changes: dict[str, Any] = {key: value for key in ("data", "seed") if (value := getattr(asked, key)) is not None}
     if asked.model is not None:
         changes["model"] = {"name": asked.model}
@@ -194,9 +261,9 @@ def _run(asked: PlanRequest, folder: Folder | None) -> Run:
     path = changes.get("devices", {}).get("path")
     if asked.clients is not None or path is not None:
         changes["clients"] = asked.clients or len(read(path))
-    if folder is None:  # the samples are planned for as if everyone had as many
+    if folder is None:  # all devices are assumed to hold equally many samples
         changes |= {"optimiser": {**OPTIMISERS[asked.optimiser], "lr": asked.lr or USUAL_LR}, "partition": "iid"}
-    settings = launch.parsed(asked.settings)
+    settings = launch.parsed(asked.settings or [])
     base = Run(devices=Choice(USUAL_DEVICES)) if folder is None else folder.run()
     run = config.changed(base, changes, "the command line")
     run = config.changed(run, settings, "--set")
@@ -208,7 +275,7 @@ def _run(asked: PlanRequest, folder: Folder | None) -> Run:
 
 
 def _devices(word: str) -> dict[str, Any]:
-    """A scheme, or a file; where it may, the clock of a run then counts what the planner counts."""
+    """Return the configuration of a scheme or file of devices, with the clock set to count what the planner counts."""
     schemes = [name for name in DEVICES if name != "file"]
     if word in schemes:
         return {"name": word, "model_sync": True}
@@ -217,32 +284,24 @@ def _devices(word: str) -> dict[str, Any]:
     raise UnknownNameError("devices", word, [*schemes, "sample", "FILE.csv", "FILE.json"], "--devices")
 
 
-def _existing(path: Path) -> Folder:
-    folder = Folder(path)
-    if not folder.config.exists():
-        raise DataError(f"there is no run in {path}; give the folder with its config.toml, such as runs/mine/seed-0")
-    return folder
-
-
 def _sample(run: Run, asked: PlanRequest) -> tuple[tuple[int, ...], int]:
-    """The shape of one sample and the classes, as asked for or as they fit the model."""
-    shape = None if asked.shape is None else costs.parse_shape(asked.shape)
-    return costs.fitting(run.model.name, run.model.options, shape, asked.classes)
+    """Return the shape of one sample and the number of classes, as asked for or as they fit the model."""
+    return costs.fitting(run.model.name, run.model.options, asked.shape, asked.classes)
 
 
 def _random(run: Run, asked: PlanRequest) -> Arrays:
-    """A batch of noise."""
+    """Return a batch of noise with random labels."""
     shape, classes = _sample(run, asked)
     random = keys.generator(run.seed, "random batch")
     x = torch.from_numpy(random.standard_normal((PROBED, *shape), dtype=np.float32))
     return Arrays(x=x, y=torch.from_numpy(random.integers(classes, size=PROBED)), num_classes=classes)
 
 
-# -- what is known of the loss ----------------------------------------------------------------------------------------
+# -- the bound --------------------------------------------------------------------------------------------------------
 
 
 def _batch(split: Split, data: Arrays, key: int, real: bool) -> Arrays:
-    """The samples to probe with; a model that reads characters gets random ones instead of noise."""
+    """Return the samples to probe with; a model with embeddings gets random indices instead of noise."""
     if real:
         return data.take(keys.generator(key).permutation(len(data))[:PROBED])
     embeddings = [m.num_embeddings for m in split.model.modules() if isinstance(m, nn.Embedding)]
@@ -252,7 +311,7 @@ def _batch(split: Split, data: Arrays, key: int, real: bool) -> Arrays:
 
 
 def _bound(asked: PlanRequest, run: Run, folder: Folder | None, split: Split, batch: Arrays) -> tuple[Bound, str]:
-    """The bound's constants, and where they come from."""
+    """Return the constants of the bound, and where they come from."""
     if folder is not None:
         return _from_run(folder, asked.lr)
     lr = optim.build(run.optimiser.name, **run.optimiser.options).lr(0)
@@ -262,7 +321,7 @@ def _bound(asked: PlanRequest, run: Run, folder: Folder | None, split: Split, ba
 
 
 class Recorded(msgspec.Struct):
-    """The bound's constants as a run records them."""
+    """The constants of the bound as a run records them."""
 
     beta: float
     lr: float
@@ -272,7 +331,7 @@ class Recorded(msgspec.Struct):
 
 
 def _from_run(folder: Folder, lr: float | None) -> tuple[Bound, str]:
-    """What a run has recorded last."""
+    """Return the constants that a run has recorded last."""
     found = [record for record in folder.history() if "bound" in record]
     if not found:
         raise DataError(
@@ -289,14 +348,3 @@ def _from_run(folder: Folder, lr: float | None) -> tuple[Bound, str]:
         beta=known.beta, lr=lr or known.lr, noise=np.array(known.noise), slope=np.array(known.slope), gap=known.gap
     )
     return bound, f"{folder.path}, round {number}"
-
-
-@contextmanager
-def _notes_untold() -> Iterator[None]:
-    """The planner logs its notes; here they are told with the plan."""
-    log, silent = logging.getLogger("cutlayer"), logging.NullHandler()
-    log.addHandler(silent)
-    try:
-        yield
-    finally:
-        log.removeHandler(silent)

@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cutlayer.cli.plan import PlanAnswer
-from cutlayer.cli.tables import NONE, plain_table
+from cutlayer.cli.tables import NONE, dashed, plain_table
 from cutlayer.core.text import human_seconds
-from cutlayer.planning.problem import Latency, Problem
+from cutlayer.planning.problem import Latency
 
-MOST_ROWS = 40  # devices that are shown
-LONG = 100 * 3600.0  # seconds, of which nobody counts the minutes
+if TYPE_CHECKING:
+    from cutlayer.cli.plan import PlanAnswer
+
+MOST_ROWS = 40  # devices with a row of their own
+LONG = 100 * 3600.0  # seconds from which on minutes do not matter
 MARK = "◀"  # the straggler
 LEGEND = f"compute, links: seconds of one mini-batch; limit: what keeps the batch from growing; {MARK}: straggler\n"
 BOUND = "to the target: by an upper bound, good to compare plans by, no forecast of how long training takes"
 
 
-def document(answer: PlanAnswer) -> dict[str, Any]:
-    """Everything about a plan as plain numbers; None for a time that never comes."""
+def document(answer: "PlanAnswer") -> dict[str, Any]:
+    """Return everything about a plan as plain numbers; None stands for an infinite time."""
     planned, run = answer.planned, answer.run
     bound = planned.problem.bound
     return {
@@ -44,16 +46,17 @@ def document(answer: PlanAnswer) -> dict[str, Any]:
         "before": _worth(answer, planned.before, planned.latency_before, planned.straggler_before),
         "plan": _worth(answer, planned.plan, planned.latency, planned.straggler),
         "server_tflops": answer.devices.server / 1e12,
-        "reached": _reached(planned.problem),
+        # Below the target from the start, the bound cannot compare numbers of mini-batches.
+        "reached": float(bound.slope.sum()) <= planned.problem.target,
         "notes": list(planned.notes),
     }
 
 
 def tables(found: Mapping[str, Any]) -> Group:
-    """A row for each device, what the plan is worth, and what it rests on."""
+    """Return a row for each device, what the plan gains, and what it is based on."""
     bound = found["bound"]
     lines = [
-        *([_vain(bound)] if found["reached"] else [BOUND]),
+        _vain(bound) if found["reached"] else BOUND,
         f"server: {found['server_tflops']:.3g} TFLOPS, shared by all",
         f"target: mean squared gradient norm {bound['target']:.3g}, from a loss of {bound['gap']:.3g}, "
         f"with lr {bound['lr']:g} and beta {bound['beta']:.3g}",
@@ -65,11 +68,6 @@ def tables(found: Mapping[str, Any]) -> Group:
     return Group(_devices(found), *map(Text, above), _comparison(found), *map(Text, lines))
 
 
-def _reached(problem: Problem) -> bool:
-    """Whether the bound cannot tell one number of mini-batches from another: the target is behind us."""
-    return float(problem.bound.slope.sum()) <= problem.target
-
-
 def _vain(bound: Mapping[str, Any]) -> str:
     return (
         f"the squared gradient norm is {sum(bound['slope']):.3g} already, below the target {bound['target']:.3g}, so a "
@@ -78,7 +76,7 @@ def _vain(bound: Mapping[str, Any]) -> str:
     )
 
 
-def _device(answer: PlanAnswer, place: int) -> dict[str, Any]:
+def _device(answer: "PlanAnswer", place: int) -> dict[str, Any]:
     planned = answer.planned
     number = planned.devices[place]
     device = answer.devices.clients[number]
@@ -107,7 +105,7 @@ def _terms(latency: Latency, place: int) -> dict[str, float]:
     return {name: float(getattr(latency, name)[place]) for name in ("forward", "up", "down", "backward")}
 
 
-def _worth(answer: PlanAnswer, plan: Any, latency: Latency, straggler: int) -> dict[str, Any]:
+def _worth(answer: "PlanAnswer", plan: Any, latency: Latency, straggler: int) -> dict[str, Any]:
     problem = answer.planned.problem
     return {
         "seconds_per_mini_batch": problem.seconds_per_round(*plan),
@@ -127,39 +125,32 @@ def _finite(value: float) -> float | None:
 def _devices(found: Mapping[str, Any]) -> Table:
     devices = found["devices"]
     count = f"{len(devices)} device" + ("s" if len(devices) > 1 else "")
-    table = plain_table(f"{found['model']} on {count}, aggregated every {found['interval']} mini-batches")
-    table.add_column("device", no_wrap=True)
-    for head in ("TFLOPS", "up\nMbit/s", "cut"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("last unit", no_wrap=True)
-    for head in ("batch", "compute\ns", "links\ns"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
-    table.add_column("", no_wrap=True)
     width = len(str(len(devices) - 1))
+    rows = []
     for device in devices[:MOST_ROWS]:
-        table.add_row(*_row(device, width), MARK if device["device"] == found["plan"]["straggler"] else "")
-    return table
-
-
-def _row(device: Mapping[str, Any], width: int) -> list[str]:
-    number, seconds = device["device"], device["seconds"]
-    name = "" if device["name"] == f"device {number}" else device["name"]
-    return [
-        f"{number:{width}} {name}".rstrip(),
-        f"{device['tflops']:.3g}",
-        f"{device['mbit_per_s_up']:.3g}",
-        str(device["cut"]),
-        device["unit"],
-        str(device["batch"]),
-        f"{seconds['forward'] + seconds['backward']:.3g}",
-        f"{seconds['up'] + seconds['down']:.3g}",
-        device["limit"],
-    ]
+        number, seconds = device["device"], device["seconds"]
+        name = "" if device["name"] == f"device {number}" else device["name"]
+        rows.append(
+            (
+                f"{number:{width}} {name}".rstrip(),
+                f"{device['tflops']:.3g}",
+                f"{device['mbit_per_s_up']:.3g}",
+                device["cut"],
+                device["unit"],
+                device["batch"],
+                f"{seconds['forward'] + seconds['backward']:.3g}",
+                f"{seconds['up'] + seconds['down']:.3g}",
+                device["limit"],
+                MARK if number == found["plan"]["straggler"] else "",
+            )
+        )
+    heads = ["device", "TFLOPS", "up\nMbit/s", "cut", "last unit", "batch", "compute\ns", "links\ns", "limit", ""]
+    title = f"{found['model']} on {count}, aggregated every {found['interval']} mini-batches"
+    return plain_table(heads, rows, left=["device", "last unit", "limit", ""], title=title)
 
 
 def _more(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In few words, the devices that have no row."""
+    """Sum up the devices that have no row."""
     if len(devices) <= MOST_ROWS:
         return []
     cuts, batches, limits = ([device[key] for device in devices] for key in ("cut", "batch", "limit"))
@@ -177,15 +168,8 @@ def _span(values: Sequence[int]) -> str:
 
 def _comparison(found: Mapping[str, Any]) -> Table:
     names = {device["device"]: device["name"] for device in found["devices"]}
-    before, after = found["before"], found["plan"]
-    table = plain_table(_gain(found))
-    table.add_column("", no_wrap=True)
-    share = "aggregation\ns" if found["interval"] == 1 else f"1/{found['interval']} aggregation\ns"
-    for head in ("a mini-batch\ns", "split training\ns", share, "mini-batches\nto target", "time\nto target"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("straggler", no_wrap=True)
-    for name, worth in ((f"before: {_usual(found['devices'])}", before), ("the plan", after)):
-        table.add_row(
+    rows = [
+        (
             name,
             f"{worth['seconds_per_mini_batch']:.4g}",
             f"{worth['split']:.4g}",
@@ -193,23 +177,24 @@ def _comparison(found: Mapping[str, Any]) -> Table:
             *([NONE, NONE] if found["reached"] else _until(worth)),
             names[worth["straggler"]],
         )
-    return table
+        for name, worth in ((f"before: {_usual(found['devices'])}", found["before"]), ("the plan", found["plan"]))
+    ]
+    share = "aggregation\ns" if found["interval"] == 1 else f"1/{found['interval']} aggregation\ns"
+    heads = ["", "a mini-batch\ns", "split training\ns", share, "mini-batches\nto target", "time\nto target"]
+    return plain_table([*heads, "straggler"], rows, left=["", "straggler"], title=_gain(found))
 
 
 def _until(worth: Mapping[str, Any]) -> list[str]:
-    """Mini-batches and time to the target."""
-    count = worth["mini_batches"]
-    return [NONE if count is None else f"{math.ceil(count):,}", _duration(worth["seconds"])]
-
-
-def _duration(seconds: float | None) -> str:
+    """Return the mini-batches and the time to the target."""
+    count, seconds = worth["mini_batches"], worth["seconds"]
+    shown = dashed("{:,}", None if count is None else math.ceil(count))
     if seconds is None:
-        return "never"
-    return human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h"
+        return [shown, "never"]
+    return [shown, human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h"]
 
 
 def _gain(found: Mapping[str, Any]) -> str:
-    """What the plan is worth, in one line."""
+    """Say in one line what the plan gains."""
     before, after = found["before"], found["plan"]
     if found["reached"]:
         each = "seconds_per_mini_batch"
@@ -220,6 +205,6 @@ def _gain(found: Mapping[str, Any]) -> str:
 
 
 def _usual(devices: Sequence[Mapping[str, Any]]) -> str:
-    """The plan of before: the same for everyone, unless memory forbids it."""
+    """Describe the plan before: the same for every device, unless memory forbids it."""
     cuts, batches = ({device["before"][key] for device in devices} for key in ("cut", "batch"))
     return f"cut {max(cuts)}, batch {max(batches)}" + ("" if len(cuts) == len(batches) == 1 else " at most")

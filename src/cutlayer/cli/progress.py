@@ -1,4 +1,4 @@
-"""How a run shows that it is under way: a live bar on a terminal, a line now and then in a log."""
+"""The progress of runs: a live bar on a terminal, a line now and then in a log."""
 
 import logging
 import sys
@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cutlayer.core.text import human_bytes, human_seconds, percent
 from cutlayer.runs.config import Run
@@ -19,22 +18,14 @@ LINES_PER_RUN = 10
 PARTS = 10_000  # of a bar
 
 
-class RunWatcher(Protocol):
-    """Is told how runs go."""
-
-    def begin(self, title: str, run: Run, history: Sequence[Record]) -> None: ...
-
-    def round(self, record: Record) -> None: ...
-
-
 class Status:
-    """What is known of a run so far, as words."""
+    """The state of a run so far, as text."""
 
     def __init__(self, run: Run, history: Sequence[Record]) -> None:
         self.run = run
-        self.share = Fraction(0)  # of the run that is done: of its rounds or its samples, whichever ends it sooner
+        self.share = Fraction(0)  # done so far: of the rounds or of the samples, whichever limit comes first
         self.place = f"0/{run.rounds}"
-        self.accuracy: float | None = None  # stays until it is measured again
+        self.accuracy: float | None = None  # as last measured
         self.loss: float | None = None
         self.bytes = 0
         self.stopped = 0
@@ -58,29 +49,31 @@ class Status:
         return ", ".join([*words, f"{self.stopped} stopped"] if self.stopped else words)
 
 
-class Silent:
-    """Shows nothing."""
+class RunWatcher:
+    """Follows runs and shows nothing."""
 
     def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
-        pass
+        """Start to follow a run, which may have a history."""
+        self.title, self.status = title, Status(run, history)
 
     def round(self, record: Record) -> None:
-        pass
+        """Record a finished round."""
+        self.status.add(record)
 
 
-class Lines:
-    """A line for every tenth of a run."""
+class Lines(RunWatcher):
+    """Prints a line for every tenth of a run."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
-        self.title, self.status, self.start = title, Status(run, history), time.perf_counter()
-        self.first = self.status.share
+        super().begin(title, run, history)
+        self.first, self.start = self.status.share, time.perf_counter()
 
     def round(self, record: Record) -> None:
         before = self.status.share
-        self.status.add(record)
+        super().round(record)
         share = self.status.share
         if share * LINES_PER_RUN // 1 == before * LINES_PER_RUN // 1:
             return
@@ -88,25 +81,28 @@ class Lines:
         _print(self.console, f"{self.title}: round {self.status.place}, {self.status}, {human_seconds(left)} left")
 
 
-class Bar:
-    """A live bar for each run."""
+class Bar(RunWatcher):
+    """Shows a live bar for each run."""
 
     def __init__(self, progress: Progress) -> None:
-        self.progress, self.task = progress, TaskID(-1)
+        self.progress = progress
 
     def begin(self, title: str, run: Run, history: Sequence[Record]) -> None:
-        self.status = Status(run, history)
-        done = int(PARTS * self.status.share)
-        self.task = self.progress.add_task(title, completed=done, total=PARTS, place=self.status.place, status="")
+        super().begin(title, run, history)
+        self.task = self.progress.add_task(title, total=PARTS, place="", status="")
+        self._show("")
 
     def round(self, record: Record) -> None:
-        self.status.add(record)
+        super().round(record)
+        self._show(str(self.status))
+
+    def _show(self, status: str) -> None:
         done = int(PARTS * self.status.share)
-        self.progress.update(self.task, completed=done, place=self.status.place, status=str(self.status))
+        self.progress.update(self.task, completed=done, place=self.status.place, status=status)
 
 
 class _ToConsole(logging.Handler):
-    """Log messages above the bar."""
+    """Prints log messages above the bar."""
 
     def __init__(self, console: Console, level: int) -> None:
         super().__init__(level)
@@ -118,24 +114,31 @@ class _ToConsole(logging.Handler):
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[RunWatcher]:
-    """The watcher that fits where stderr goes; the library's log goes there too."""
-    console = Console(stderr=True)
-    log, level = logging.getLogger("cutlayer"), logging.WARNING if quiet else logging.INFO
-    handler, before = _ToConsole(console, level), log.level
+def logging_to(handler: logging.Handler, level: int = logging.NOTSET) -> Iterator[None]:
+    """Send the library's log to a handler, and set the log's level unless it is 0."""
+    log = logging.getLogger("cutlayer")
+    before = log.level
     log.addHandler(handler)
-    log.setLevel(level)
+    log.setLevel(level or before)
     try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+@contextmanager
+def watching(quiet: bool) -> Iterator[RunWatcher]:
+    """Yield the watcher that fits where stderr goes; the library's log goes to stderr, too."""
+    console, level = Console(stderr=True), logging.WARNING if quiet else logging.INFO
+    with logging_to(_ToConsole(console, level), level):
         if quiet:
-            yield Silent()
+            yield RunWatcher()
         elif sys.stderr.isatty():
             with _bars(console) as progress:
                 yield Bar(progress)
         else:
             yield Lines(console)
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
 
 
 def _bars(console: Console) -> Progress:

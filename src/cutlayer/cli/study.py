@@ -1,12 +1,16 @@
-"""The study of the cut: from the words of a command line to what each cut costs and brings."""
+"""The study of the cut: train each method at each cut, and sum up what the cuts cost and gain."""
 
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rich.table import Table
+
 from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
+from cutlayer.cli.papers import accuracy
+from cutlayer.cli.tables import NONE, dashed, plain_table
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS, FedAvg
 from cutlayer.planning.profile import profile
@@ -17,16 +21,18 @@ from cutlayer.runs.config import Run
 from cutlayer.studies.cuts import CutStudy, summary
 
 DEFAULT = "digits"
+CAPTION = "best accuracy %; costs of one client: traffic up and down in a round, work forward and backward for a sample"
 
 
 def planned(
     what: str, settings: Sequence[str], *, methods: Sequence[str] | None, cuts: Sequence[str] | None, alpha: float
 ) -> tuple[Run, ...]:
-    """The runs of the study: the first of a recipe or file, with each method, at each cut of its model."""
+    """Return the runs of the study: the first run of a recipe or file, with each method at each cut."""
     for method in methods or ():
         registry.find("method", METHODS, method, "--method")
     base = launch.named(what)[0]
-    model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}  # it decides on the cuts
+    # The model decides which cuts there are; the other settings follow later.
+    model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}
     base = config.changed(replace(base, name=base.name.partition("/")[0]), model, "--set")
     numbers = [int(cut) if cut.isdecimal() else cut for cut in cuts] if cuts else None
     return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha).runs
@@ -42,7 +48,7 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
 
 
 def _refuse_uncut(runs: Sequence[Run]) -> None:
-    """FedAvg and its family train the whole model at the client, so a cut changes nothing."""
+    """Refuse FedAvg and its variants, which train the whole model at the client and ignore the cut."""
     split = [name for name, method in METHODS.items() if inspect.signature(method).return_annotation is not FedAvg]
     for run in runs:
         if run.method.name not in split:
@@ -50,3 +56,26 @@ def _refuse_uncut(runs: Sequence[Run]) -> None:
                 f"{run.method.name} trains the whole model at the client, so it has no cut to study; "
                 f"use some of {', '.join(split)}"
             )
+
+
+def cut_table(study: CutStudy) -> Table:
+    """Return a row for each cut: accuracies by method and partition, then costs."""
+    timed = [method for method in study.methods if any(method in row.seconds for row in study.rows)]
+    # Where all methods send the same, one column is enough.
+    sending = study.methods[:1] if study.same_traffic else study.methods
+    heads = ["cut", "unit", *(f"{line.partition}\n{line.method}" for line in study.lines)]
+    heads += ["MiB\na round"] if study.same_traffic else [f"{method}\nMiB a round" for method in sending]
+    heads += ["MFLOPs\na sample", "client\nparams", *(f"{method}\ns a round" for method in timed)]
+    rows = [
+        (
+            row.cut,
+            row.unit,
+            *(accuracy(row.accuracy.get(line)) for line in study.lines),
+            *(f"{row.bytes[method] / 2**20:,.2f}" if method in row.bytes else NONE for method in sending),
+            f"{row.flops / 1e6:,.3f}",
+            f"{row.params:,}",
+            *(dashed("{:.3g}", row.seconds.get(method)) for method in timed),
+        )
+        for row in study.rows
+    ]
+    return plain_table(heads, rows, left=["unit"], caption=f"{CAPTION}; s: simulated seconds" if timed else CAPTION)

@@ -1,11 +1,11 @@
-"""What crossed, for people and for machines."""
+"""The bytes that clients and servers sent, for people and for machines."""
 
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 from rich.console import Group as Lines
-from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from cutlayer.cli.tables import plain_table
@@ -13,7 +13,7 @@ from cutlayer.recipes.scale import unscaled
 from cutlayer.results.report import Comparison
 from cutlayer.studies import traffic
 
-LEAST = 0.005  # GiB that show with two digits after the point
+LEAST = 0.005  # GiB; smaller sizes need more than two decimals
 CONVENTION = (
     "by the convention of HO-SFL's Table 3: without labels, settings, set-up and what goes between servers; where an "
     "auxiliary model goes down, the client's own is left out"
@@ -21,7 +21,7 @@ CONVENTION = (
 
 
 def document(found: Comparison, samples: int | None, *, paper_convention: bool) -> dict[str, Any]:
-    """Bytes by run and row."""
+    """Return the bytes by run and row, with the paper's own numbers where it prints this run."""
     panels = []
     for panel in found.panels:
         printed = {} if panel.recipe is None else panel.recipe.traffic
@@ -32,37 +32,35 @@ def document(found: Comparison, samples: int | None, *, paper_convention: bool) 
 
 
 def _published(printed: Mapping[str, tuple[str, ...]], name: str) -> dict[str, str]:
-    """What the paper prints of this run, by row."""
+    """Return what the paper prints of this run, by row."""
     cells = printed.get(unscaled(name))
     return {} if cells is None else dict(zip(traffic.PAPER_ROWS, cells, strict=True))
 
 
 def tables(found: Mapping[str, Any]) -> Lines:
-    """A column for each run, a table for each panel; rows of our own that nothing crossed in are left out."""
-    printed: list[RenderableType] = []
-    for panel in found["panels"]:
-        runs = panel["runs"]
-        columns = [column for run in runs for column in _columns(run)]
-        table = plain_table(panel["panel"] if len(found["panels"]) > 1 else "")
-        table.add_column("GiB", no_wrap=True)
-        for head, _ in columns:
-            table.add_column(head, justify="right", overflow="fold")
-        filled = [row for row in runs[0]["bytes"] if row in traffic.PAPER_ROWS or any(r["bytes"][row] for r in runs)]
-        for row in (*filled, "Total", "samples"):
-            table.add_row(row, *(cells.get(row, "") for _, cells in columns))
-        printed.append(table)
+    """Return a table for each panel, with a column for each run."""
+    several = len(found["panels"]) > 1
+    printed = [_table(panel["runs"], panel["panel"] if several else "") for panel in found["panels"]]
     return Lines(*printed, *map(Text, _remarks(found)))
 
 
-def _columns(run: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
-    """A head and the cells below it by row; the paper's beside ours, where it prints any of this run."""
-    ours = {row: gib(size) for row, size in run["bytes"].items()}
-    ours |= {"Total": gib(sum(run["bytes"].values())), "samples": f"{run['samples']:,.0f}"}
-    return [(run["label"], ours), *([("paper", run["published"])] if run["published"] else [])]
+def _table(runs: list[Mapping[str, Any]], title: str) -> Table:
+    """Put the paper's column beside ours where there is one; rows of our own that are 0 everywhere are left out."""
+    columns: list[tuple[str, Mapping[str, str]]] = []
+    for run in runs:
+        ours = {row: gib(size) for row, size in run["bytes"].items()}
+        total = {"Total": gib(sum(run["bytes"].values())), "samples": f"{run['samples']:,.0f}"}
+        columns.append((run["label"], ours | total))
+        if run["published"]:
+            columns.append(("paper", run["published"]))
+    filled = [row for row in runs[0]["bytes"] if row in traffic.PAPER_ROWS or any(r["bytes"][row] for r in runs)]
+    heads = [head for head, _ in columns]
+    rows = [[row, *(cells.get(row, "") for _, cells in columns)] for row in (*filled, "Total", "samples")]
+    return plain_table(["GiB", *heads], rows, left=["GiB"], fold=heads, title=title)
 
 
 def gib(size: float) -> str:
-    """1.22, and one digit of what is less than a hundredth: 0.004, 0.00002."""
+    """Format bytes as GiB: 1.22, and one digit of less than a hundredth: 0.004, 0.00002."""
     value = size / traffic.GIB
     return f"{Decimal(f'{value:.1g}'):f}" if 0 < value < LEAST else f"{value:.2f}"
 
