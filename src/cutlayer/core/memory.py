@@ -26,15 +26,12 @@ class Recall(Protocol):
 
     def versions(self, name: str) -> dict[int, int]:
         """The version of those clients that hold such a value, as they state it."""
-        ...
 
     def recall(self, name: str) -> PerClient:
         """The values of those clients that hold one, at the clients."""
-        ...
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
         """Let each client keep its value; the same values, in memory of their own, come back."""
-        ...
 
 
 class Keeps(Protocol):
@@ -42,7 +39,6 @@ class Keeps(Protocol):
 
     def at(self, ids: tuple[int, ...]) -> Recall:
         """What these clients keep."""
-        ...
 
 
 def check_kept(value: PerClient) -> None:

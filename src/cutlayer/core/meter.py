@@ -27,7 +27,6 @@ class Reporting(Protocol):
 
     def metrics(self) -> dict[str, Any]:
         """What a round's record holds besides, by name."""
-        ...
 
 
 class Meter(Protocol):

@@ -42,11 +42,9 @@ class Method(Protocol):
 
     def start(self, server: Server, fed: Fed) -> State:
         """The state before the first round."""
-        ...
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         """The state after one more round with these clients."""
-        ...
 
 
 def method(cls: C) -> C:

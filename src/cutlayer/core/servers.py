@@ -28,19 +28,15 @@ class Bridge(Protocol):
 
     def kept(self, place: Place, value: Tree) -> Tree:
         """A value that this place holds from now on."""
-        ...
 
     def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
         """fn(*values) at this place."""
-        ...
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
         """Values that this place has sent to the other, where they arrive."""
-        ...
 
     def looked(self, place: Place, value: Tree) -> Tree:
         """A value of this place that steers the round, which goes on alike at both."""
-        ...
 
 
 class Together:

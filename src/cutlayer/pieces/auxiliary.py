@@ -23,7 +23,6 @@ class Net(Protocol):
 
     def start(self, z: Tensor, key: int) -> Model:
         """The values before anything is learnt, for activations like these."""
-        ...
 
     def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor: ...
 

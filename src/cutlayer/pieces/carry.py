@@ -19,19 +19,15 @@ class Carry(Protocol):
 
     def start(self, opt: Transform, model: Model, fed: Fed) -> Any:
         """The memory before the first round."""
-        ...
 
     def enter(self, clients: Clients, c: PerClient[Part], memory: Any) -> PerClient[Part]:
         """The clients' parts, which have just begun, with what they should remember."""
-        ...
 
     def leave(self, clients: Clients, c: PerClient[Part]) -> tuple[Parcel, ...]:
         """What goes up beside the models."""
-        ...
 
     def keep(self, fed: Fed, memory: Any, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Any:
         """The memory after a round of so many steps."""
-        ...
 
 
 @dataclass(frozen=True)

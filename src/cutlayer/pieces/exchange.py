@@ -25,7 +25,6 @@ class Ascent(Protocol):
 
     def loss(self, h: PerClient[Tensor]) -> tuple[PerClient[Tensor], PerClient[Tensor]]:
         """From the server's outputs: the loss of each client's batch, and its gradient at them."""
-        ...
 
 
 class Crossing(Ascent, Protocol):
@@ -33,7 +32,6 @@ class Crossing(Ascent, Protocol):
 
     def back(self, cut: PerClient[Tensor]) -> PerClient[Grads]:
         """Send the gradients at the cut down; the clients' gradients, at the clients."""
-        ...
 
 
 class Exchange(Protocol):

@@ -18,7 +18,6 @@ class Fuse(Protocol):
     @property
     def barrier(self) -> Barrier:
         """Where clients must wait for each other: nowhere, or at the end of every local epoch or step."""
-        ...
 
     def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None: ...
 

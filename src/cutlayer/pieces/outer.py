@@ -21,11 +21,9 @@ class Outer(Protocol):
 
     def start(self, model: Model) -> Tensors:
         """The memory before the first round."""
-        ...
 
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         """The memory and the model after a round at this learning rate."""
-        ...
 
 
 @dataclass(frozen=True)
