@@ -15,6 +15,7 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.state import Part, State, Tensors
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
+from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.pieces.hybrid import History
 from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
@@ -111,7 +112,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(lower, nn.Linear(8, 10)).double()
 
 
-def hosfl(model: nn.Module, opt: optim.Transform) -> methods.HybridOrder:
+def hosfl(model: nn.Module, opt: optim.Transform) -> HybridOrder:
     return methods.hosfl(model=Split(model, 1), client_opt=opt, server_opt=opt, perturbations=NUM)
 
 

@@ -8,7 +8,8 @@ from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.errors import ConfigError
-from cutlayer.methods import METHODS, FedAvg
+from cutlayer.methods import METHODS
+from cutlayer.methods.fedavg import FedAvg
 from cutlayer.planning.profile import profile
 from cutlayer.recipes import cut_study
 from cutlayer.results import report

@@ -16,15 +16,12 @@ from cutlayer.core.state import Grads, Part, Progress, State
 from cutlayer.core.values import Held, PerClient, united
 from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform, adam
-from cutlayer.pieces.alignment import Alignment, appended
-from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given, Net
+from cutlayer.pieces.auxiliary import Alignment, Auxiliary, FirstUnits, Given, Net, appended
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Arrived
-from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.exchange import Arrived, in_turns
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.pieces.start import refuse_u_shape, with_one_server
-from cutlayer.pieces.turns import in_turns
+from cutlayer.pieces.start import refuse_joint_norm, refuse_u_shape, with_one_server
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 

@@ -17,13 +17,12 @@ from cutlayer.core.values import Held, PerClient
 from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.estimation import Parts, Watch
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
 from cutlayer.pieces.finite_mean import all_finite, heard, loss_of_finite, mean_of
-from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.observe import Estimates, Observer, renewed
+from cutlayer.pieces.observe import Estimates, Observer, Parts, Watch, renewed
 from cutlayer.pieces.recut import of_model, recut, regrown
 from cutlayer.pieces.report import report
+from cutlayer.pieces.start import refuse_joint_norm
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import Mode
 from cutlayer.planning.policy import Policy, RoundPlan

@@ -17,9 +17,8 @@ from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.exchange import Arrived, through_server
 from cutlayer.pieces.finite_mean import all_finite, heard, mean_of, or_zero
 from cutlayer.pieces.hybrid import History, HybridClient, refuse_draws
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report_of
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 

@@ -15,10 +15,9 @@ from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
 from cutlayer.pieces.merge import finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sizes import Equal, Regulated, Sizes
-from cutlayer.pieces.start import with_one_server
+from cutlayer.pieces.start import refuse_joint_norm, with_one_server
 from cutlayer.split import Split
 
 Agg = Literal["batch", "uniform"]

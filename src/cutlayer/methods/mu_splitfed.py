@@ -18,9 +18,8 @@ from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, Progress, State
 from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import Report, report
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Pair, Surrogate, ZerothClient
 from cutlayer.split import Split

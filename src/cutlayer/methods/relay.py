@@ -12,8 +12,7 @@ from cutlayer.core.values import Held
 from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape, through_server
-from cutlayer.pieces.norms import Side, joint_norms
+from cutlayer.pieces.exchange import Exchange, Side, by_shape, joint_norms, through_server
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.pieces.start import with_one_server

@@ -12,9 +12,8 @@ from cutlayer.core.tree import storable
 from cutlayer.core.values import Held
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape, through_server
+from cutlayer.pieces.exchange import Exchange, Side, by_shape, joint_norms, through_server
 from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
-from cutlayer.pieces.norms import Side, joint_norms
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import report
 from cutlayer.pieces.weights import Agg, check_agg, weights

@@ -13,12 +13,10 @@ from cutlayer.core.values import Held
 from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape
-from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.exchange import Exchange, by_shape, in_turns
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.pieces.start import with_one_server
-from cutlayer.pieces.turns import in_turns
+from cutlayer.pieces.start import refuse_joint_norm, with_one_server
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 

@@ -9,9 +9,8 @@ from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.optim.optimiser import Transform
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Surrogate, ZerothClient
 from cutlayer.split import Split

@@ -4,18 +4,23 @@
 and the last layers at the client: the server's output comes down, its gradient goes up, two round trips.
 """
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, LABELS, SCALARS
 from cutlayer.core.places import Step
 from cutlayer.core.servers import Server
-from cutlayer.core.state import Grads, Part, Tensors
-from cutlayer.core.values import PerClient, united
+from cutlayer.core.state import Grads, Part, Progress, Tensors
+from cutlayer.core.values import Held, PerClient, united
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.split import Split
+
+Turn = Callable[[Part, Progress, Grads], Part]
 
 
 class Ascent(Protocol):
@@ -110,3 +115,48 @@ def through_server(crossing: Ascent, model: Split, step: Step, server: Server, s
 
 def with_loss(grads: Grads, loss: Tensor) -> Grads:
     return grads._replace(loss=loss)
+
+
+def in_turns(
+    turn: Turn,
+    order: Iterable[int],
+    crossing: Ascent,
+    model: Split,
+    step: Step,
+    server: Server,
+    s: Held[Part],
+    progress: dict[int, Held[Progress]],
+) -> tuple[Held[Part], PerClient[Tensor]]:
+    """The part after everyone's turn, and each client's gradient at the cut; `progress` is each client's own.
+
+    A turn is under its client's own progress, so that a client that stops does not stop the others.
+    """
+    crossing.z = server.together(crossing.z)  # the order is drawn among all that answer
+    cuts = {}
+    for j in order:
+        one = step.active.only((j,))
+        gs = through_server(crossing, model, step, server, server.copies(s, one))
+        if j not in gs.ids:  # lost in the middle of its turn
+            continue
+        s = server.do(turn, s, progress[j], server.pick(gs, j))
+        progress[j] = s.progress
+        cuts[j] = server.pick(gs.cut, j)
+    return s, server.rows(cuts)
+
+
+class Side(NamedTuple):
+    """The parts on one side of the cut with their gradients."""
+
+    parts: PerClient[Part]
+    grads: PerClient[Grads]
+
+
+def joint_norms(
+    client: SplitClient, opt: Transform, step: Step, server: Server, below: Side, above: Side
+) -> tuple[PerClient[Grads], PerClient[Grads]]:
+    """Both sides' gradients, each with the squared norm of the two together; `opt` is the server's."""
+    active = step.active
+    at_clients = active.up(SCALARS(active.do(client.squared_norm, *below)))
+    total = server.each(torch.add, server.each(opt.norm2, *above), at_clients)
+    gs = server.each(client.with_norm, above.grads, total)
+    return active.do(client.with_norm, below.grads, active.down(SCALARS, total)), gs

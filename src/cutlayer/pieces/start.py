@@ -31,3 +31,12 @@ def refuse_live_norms(method: str, model: Split, sides: tuple[Side, ...] = ("cli
                 f"{method} needs BatchNorm frozen at the {side}: put those layers in eval mode and their parameters to "
                 "requires_grad=False before the split, as freeze_norms = true (cutlayer.models.freeze_norms) does"
             )
+
+
+def refuse_joint_norm(method: str, *optimisers: Transform) -> None:
+    """For methods whose server takes one step for several clients: there is no one joint gradient."""
+    if any(opt.joint_norm for opt in optimisers):
+        raise ConfigError(
+            f"{method} cannot clip with clip_scope='joint': its server-side gradient belongs to no single client; "
+            "use clip_scope='part'."
+        )
