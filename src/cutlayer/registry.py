@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -116,5 +117,7 @@ def check_options(what: str, known: Parameters, options: Mapping[str, Any], wher
 
 
 def options_of(entry: Callable[..., Any], given: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-    """The options that a user may set."""
-    return {k: p for k, p in inspect.signature(entry).parameters.items() if k not in given}
+    """The options that a user may set; a field that is `python_only` is none."""
+    hidden = {f.name for f in fields(entry) if "python_only" in f.metadata} if is_dataclass(entry) else set()
+    parameters = inspect.signature(entry).parameters
+    return {k: p for k, p in parameters.items() if k not in given and k not in hidden}

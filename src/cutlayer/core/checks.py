@@ -2,11 +2,11 @@
 
 import math
 import re
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, UnknownNameError
 
 
 def is_number(value: Any) -> bool:
@@ -21,6 +21,12 @@ def reason(error: BaseException) -> str:
 def check(holds: bool, name: str, value: Any, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")
+
+
+def check_choice(name: str, value: Any, choices: Any, where: str = "") -> None:
+    """Refuse a value that is none of a Literal's."""
+    if value not in get_args(choices):
+        raise UnknownNameError(name, str(value), get_args(choices), where)
 
 
 def check_count(name: str, value: Any) -> None:

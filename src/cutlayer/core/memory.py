@@ -4,12 +4,11 @@ In a simulation the clients' values lie here, and clients whose values are equal
 devices each client keeps its own, and states its versions when it joins.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from cutlayer.core import tree
 from cutlayer.core.tree import Tree
-from cutlayer.core.values import Block, PerClient
+from cutlayer.core.values import PerClient, grouped
 from cutlayer.errors import LawError
 
 
@@ -103,7 +102,7 @@ class Memories:
         check_kept(value)
         kept = self._memory.of(name)
         known = [k.value for k in kept.values() if k.version == version]
-        for j, own in _rows(value):
+        for j, own in ((j, block.row(j)) for block in value.blocks for j in block.ids):
             if j in self._ids:
                 same = next((other for other in known if tree.equal(other, own)), None)
                 if same is None:
@@ -114,16 +113,7 @@ class Memories:
         return _shared({j: kept[j] for j in value.ids if j in self._ids})
 
 
-def _rows(value: PerClient) -> Iterator[tuple[int, Tree]]:
-    for block in value.blocks:
-        for j in block.ids:
-            yield j, block.row(j)
-
-
 def _shared(kept: dict[int, Kept]) -> PerClient:
     """Clients that share a value sit together, so that what is computed from it is computed once."""
-    groups: dict[int, list[int]] = {}
-    for j, own in kept.items():
-        groups.setdefault(id(own.value), []).append(j)
-    blocks = [Block(tuple(ids), kept[ids[0]].value, stacked=False) for ids in groups.values()]
+    blocks = grouped({j: own.value for j, own in kept.items()})
     return PerClient("clients", blocks, kept, ready={j: own.ready for j, own in kept.items() if own.ready})

@@ -48,60 +48,43 @@ class Meter(Protocol):
         """Rows went from one server to the other: of each client, or one of none, which is an aggregate."""
 
 
-class Timer(Protocol):
-    """Tells when values will be there. Times are given by client; a client that is not named is there already."""
+class Timer:
+    """Says when values will be there: here at once, as in a run without devices; `meters.Clock` simulates time.
+
+    Times are given by client; a client that is not named is there already.
+    """
 
     def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
         """The clients have run fn on these values."""
+        return {}
 
     def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
         """The clients have run these pullbacks."""
+        return {}
 
     def served(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
         """The training server has run fn on rows, side by side."""
+        return {}
 
     def served_pull(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
         """The training server has run the pullbacks of rows."""
+        return {}
 
     def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
         """A server has run fn, or a pullback, on single values that are there at these times."""
+        return 0.0
 
     def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
         """A value of each client has gone up or down."""
+        return {}
 
     def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
         """Rows have gone from this server to the other."""
+        return {}
 
     def last(self, rows: PerClient) -> float:
         """All rows are there."""
+        return 0.0
 
     def wait(self, ids: Ids) -> None:
         """These clients wait for each other."""
-
-
-class NoClock:
-    """Time stands still: what a run without devices has."""
-
-    def worked(self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]) -> Ready:
-        return {}
-
-    def pulled(self, pullbacks: PerClient, gradient: PerClient, ids: Ids) -> Ready:
-        return {}
-
-    served = worked
-    served_pull = pulled
-
-    def done(self, how: How, fn: Fn, values: Sequence[Any], ready: Sequence[float], pull: Any = None) -> float:
-        return 0.0
-
-    def moved(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
-        return {}
-
-    def sent(self, kind: Kind, origin: Place, value: PerClient) -> Ready:
-        return {}
-
-    def last(self, rows: PerClient) -> float:
-        return 0.0
-
-    def wait(self, ids: Ids) -> None:
-        pass

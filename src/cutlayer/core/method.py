@@ -11,6 +11,11 @@ from cutlayer.core.values import Held
 from cutlayer.errors import ConfigError, LawError, UsageError
 
 C = TypeVar("C", bound=type[Any])
+PYTHON_ONLY = {"python_only": True}  # metadata of a field that Python code may set and a configuration file may not
+
+
+# The batch sizes of these clients, given the run's; a client that is not named keeps that.
+Sizes = Callable[[Sequence[int], int], Mapping[int, int]]
 
 
 def equal_batches(ids: Sequence[int], batch: int) -> Mapping[int, int]:
@@ -25,7 +30,7 @@ class Needs:
     fewest_clients: int = 1  # that a round needs from its beginning to its end
     num_clients: int | None = None  # of the run, where the method has a list with an entry for each
     counts_steps: bool = False  # the method says how many mini-batches a round has, so the batching must not
-    batch_sizes: Callable[[Sequence[int], int], Mapping[int, int]] = equal_batches  # clients, the run's batch -> sizes
+    batch_sizes: Sizes = equal_batches
     smallest_batch: int | None = None  # of any client in any round, where that is known; the run's by default
     full_precision: bool = False  # it compares passes that differ by little, which bfloat16 may round away
 

@@ -16,15 +16,15 @@ from cutlayer.core.batches import Walk
 from cutlayer.core.calculus import Pull, check_pullback
 from cutlayer.core.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.core.memory import Recall
-from cutlayer.core.meter import How, Meter, NoClock, Timer
+from cutlayer.core.meter import Direction, How, Meter, Ready, Timer
 from cutlayer.core.program import Program
 from cutlayer.core.state import Grads, Tensors
+from cutlayer.core.sums import Weights
 from cutlayer.core.transport import Transport
 from cutlayer.core.tree import T
-from cutlayer.core.values import Block, Gives, Held, PerClient, Raw, at_once, common, pair, shared
+from cutlayer.core.values import Gives, Held, PerClient, Raw, at_once, common, pair, shared
 from cutlayer.errors import LawError
 
-Weights = Mapping[int, float]
 Barrier = Literal["epoch", "step"] | None
 Scalar = int | float
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class World:
     sizes: Weights  # samples of each client of the round
     key: int  # of this round
     meters: tuple[Meter, ...] = ()
-    clock: Timer = NoClock()
+    clock: Timer = Timer()
     missing: set[int] = field(default_factory=set)  # clients that did not answer when they were asked
 
 
@@ -131,7 +131,8 @@ class Clients:
         A method may regulate the clients' batch sizes, and take the same number of steps with all of them. A client
         that is lost has finished early.
         """
-        walk = self._world.walk(sizes or {})
+        world = self._world
+        walk = world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
         last: dict[int, int] = {}
         number = 0
@@ -139,10 +140,28 @@ class Clients:
             left = dict(stretch)
             while active := tuple(j for j in self.alive if left.get(j)):
                 left = {j: left[j] - 1 for j in active}
-                step = self._step(walk, active, left, last, done, number, barrier == "epoch")
+                sizes = {j: walk.length(j, done[j]) for j in active}
+                for meter in world.meters:
+                    meter.stepped(sizes)
+                step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
+                x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
+                step = Step(
+                    everyone=self,
+                    active=self.only(active),
+                    last=last,
+                    left=left,
+                    sizes=sizes,
+                    x=x,
+                    y=y,
+                    key=world.transport.keys(step_keys),
+                    seed=world.transport.seeds(step_keys),
+                    own=world.transport.own_seeds(number, active),
+                    number=number,
+                    by_epoch=barrier == "epoch",
+                )
                 yield step
                 if step.ends_epoch or barrier == "step":
-                    self._world.clock.wait(self.ids)
+                    world.clock.wait(self.ids)
                 last = {**last, **dict.fromkeys(step.active.ids, number)}
                 for j in active:
                     done[j] += 1
@@ -157,41 +176,10 @@ class Clients:
         longest = max((-(-total[j] // epoch[j]) for j in self.ids if epoch[j]), default=0)
         return [{j: min(epoch[j], max(0, total[j] - e * epoch[j])) for j in self.ids} for e in range(longest)]
 
-    def _step(
-        self,
-        walk: Walk,
-        active: tuple[int, ...],
-        left: Mapping[int, int],
-        last: Mapping[int, int],
-        done: Mapping[int, int],
-        number: int,
-        by_epoch: bool,
-    ) -> Step:
-        world = self._world
-        sizes = {j: walk.length(j, done[j]) for j in active}
-        for meter in world.meters:
-            meter.stepped(sizes)
-        step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
-        x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
-        return Step(
-            everyone=self,
-            active=self.only(active),
-            last=last,
-            left=left,
-            sizes=sizes,
-            x=x,
-            y=y,
-            key=world.transport.keys(step_keys),
-            seed=world.transport.seeds(step_keys),
-            own=world.transport.own_seeds(number, active),
-            number=number,
-            by_epoch=by_epoch,
-        )
-
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
         """The inputs and labels of each client's own step of this number, labels with leave to go up if they may."""
         x, y = self._world.transport.load(walk, steps, step_keys)
-        return _raw(x, "x"), _raw(_giving(y, self._world.program.labels), "y")
+        return _marked(x, raw="x"), _marked(y, gives=self._world.program.labels, raw="y")
 
     # -- the verbs ----------------------------------------------------------------------------------------------
 
@@ -206,7 +194,7 @@ class Clients:
         # Several values in a plain tuple are not the one that a kind speaks of.
         one = not any(type(b.tree) is tuple for b in made.blocks)
         program = self._world.program
-        return _raw(_giving(made, program.gives(fn) if one else None), program.passes(fn))
+        return _marked(made, gives=program.gives(fn) if one else None, raw=program.passes(fn))
 
     def vjp(
         self, fn: Callable[..., tuple[R, Tensors]], part: PerClient, *values: PerClient
@@ -215,7 +203,7 @@ class Clients:
         self._check_arguments(fn, (part, *values))
         out, pull = pair(self._run("vjp", self._world.transport.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
-        return _giving(out, gives if isinstance(gives, Kind) else None), pull
+        return _marked(out, gives=gives if isinstance(gives, Kind) else None), pull
 
     def grad(
         self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, *values: PerClient, cut: int | None = None
@@ -224,16 +212,14 @@ class Clients:
         self._check_arguments(fn, (part, *values))
         grads = self._run("grad", self._world.transport.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
-        return _giving(grads, gives if isinstance(gives, Mapping) else None)
+        return _marked(grads, gives=gives if isinstance(gives, Mapping) else None)
 
     def down(self, kind: Kind, value: Held[T] | PerClient[T] | float) -> PerClient[T]:
         """Send a value from the kind's home to these clients: one for all, or each client's own."""
         check_kind(kind)
         sent = self._addressed(kind, value)
-        for meter in self._world.meters:
-            meter.crossed(kind, "down", sent)
-        there = self._world.transport.down(kind, sent)
-        return PerClient("clients", there, sent.ids, ready=self._world.clock.moved(kind, "down", sent))
+        ready = self._cross(kind, "down", sent)
+        return PerClient("clients", self._world.transport.down(kind, sent), sent.ids, ready=ready)
 
     @overload
     def up(self, parcel: Parcel[T], /) -> PerClient[T]: ...
@@ -244,18 +230,28 @@ class Clients:
     def up(self, *parcels: Parcel) -> Any:
         """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
-        ids = common([p.value for p in parcels], self.ids)
-        leaving = [Parcel(kind, value[self.only(ids)]) for kind, value in parcels]
-        for parcel in leaving:
-            self._release(parcel)
-        asked, (ids, values) = ids, self._world.transport.up(leaving, ids)
+        asked = common([p.value for p in parcels], self.ids)
+        leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
+        for kind, value in leaving:
+            for block in value.blocks:
+                self._world.program.release(kind, block.gives, block.ids[0])
+        ids, values = self._world.transport.up(leaving, asked)
         self._world.missing.update(j for j in asked if j not in ids)
-        brought = [self._arrived(home, p, ids, blocks) for p, blocks in zip(leaving, values, strict=True)]
+        brought = []
+        for (kind, sent), blocks in zip(leaving, values, strict=True):
+            plain = [b._replace(gives=None) for b in blocks]  # at a server a value needs no leave any more
+            arrived = PerClient(home, plain, ids, kind, sent.ready)
+            arrived.ready = self._cross(kind, "up", arrived)
+            brought.append(arrived)
         for meter in self._world.meters:
-            for (kind, _), value in zip(parcels, brought, strict=True):
-                meter.crossed(kind, "up", value)
             meter.waited(ids)
         return brought[0] if len(brought) == 1 else tuple(brought)
+
+    def _cross(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        """Count and time a value as it crosses; whatever goes up or down passes here, under its kind."""
+        for meter in self._world.meters:
+            meter.crossed(kind, direction, value)
+        return self._world.clock.moved(kind, direction, value)
 
     def together(self, *values: PerClient) -> tuple[PerClient, ...]:
         """The same values, at the clients or at a server, once the last of them all is there: nobody goes ahead."""
@@ -286,13 +282,10 @@ class Clients:
             if value.place not in ("clients", "anywhere"):
                 raise LawError(f"argument {k + 1} of {name} is at the {value.place}; send it with `down` first")
             for block in value.blocks:
-                self._check_raw(fn, k, block.raw)
-
-    def _check_raw(self, fn: Any, place: int, raw: Raw | None) -> None:
-        if not isinstance(fn, PerClient):
-            self._world.program.check_raw(fn, place, raw)
-        elif raw is not None:
-            raise LawError("a pullback takes the gradient of its output, and no client's own data")
+                if not isinstance(fn, PerClient):
+                    self._world.program.check_raw(fn, k, block.raw)
+                elif block.raw is not None:
+                    raise LawError("a pullback takes the gradient of its output, and no client's own data")
 
     def _addressed(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
         if isinstance(value, Scalar):
@@ -324,22 +317,8 @@ class Clients:
             raise LawError(f"one `up` goes to one server, but {names} belong to {' and '.join(sorted(homes))}")
         return homes.pop()
 
-    def _release(self, parcel: Parcel) -> None:
-        for block in parcel.value.blocks:
-            self._world.program.release(parcel.kind, block.gives, block.ids[0])
 
-    def _arrived(self, home: Place, parcel: Parcel, ids: tuple[int, ...], blocks: list[Block]) -> PerClient:
-        """At a server a value needs no leave any more."""
-        plain = [b._replace(gives=None) for b in blocks]
-        there = PerClient("clients", plain, ids, ready=parcel.value.ready)
-        return PerClient(home, plain, ids, parcel.kind, self._world.clock.moved(parcel.kind, "up", there))
-
-
-def _raw(value: PerClient, raw: Raw | None) -> PerClient:
-    """The value as a client's own data, or not."""
-    return PerClient(value.place, [b._replace(raw=raw) for b in value.blocks], value.ids, ready=value.ready)
-
-
-def _giving(value: PerClient, gives: Gives) -> PerClient:
-    """The value with leave to be sent up as this."""
-    return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids, ready=value.ready)
+def _marked(value: PerClient, *, gives: Gives = None, raw: Raw | None = None) -> PerClient:
+    """The value with what it may be sent up as, and as a client's own data if it is that."""
+    blocks = [b._replace(gives=gives, raw=raw) for b in value.blocks]
+    return PerClient(value.place, blocks, value.ids, ready=value.ready)

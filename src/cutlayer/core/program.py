@@ -32,9 +32,7 @@ def at_client(*, gives: Gives = None, passes: Raw | None = None) -> Callable[[F]
         check_kind(kind)
 
     def mark(fn: F) -> F:
-        fn.__dict__["at_client"] = True
-        fn.__dict__["gives"] = gives
-        fn.__dict__["passes"] = passes
+        fn.__dict__.update(at_client=True, gives=gives, passes=passes)
         return fn
 
     return mark

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cutlayer.core import calculus, tree
 from cutlayer.core.calculus import Pull, check_pullback
 from cutlayer.core.engine import Engine
 from cutlayer.core.kinds import MODEL, STATISTICS, SYNC, Kind, Place
-from cutlayer.core.meter import Meter, NoClock, Timer
+from cutlayer.core.meter import Meter, Timer
 from cutlayer.core.state import Grads, Model, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.tree import T, Tree
@@ -22,36 +22,26 @@ R = TypeVar("R")
 AtServer = TypeVar("AtServer", bound=Held | PerClient)
 
 
-class Bridge(Protocol):
-    """What lies between the two servers. Where each is a process of its own, a place that is not here has only the
-    shapes of its values."""
+class Bridge:
+    """What lies between the two servers: nothing where both are in this process.
+
+    Where each is a process of its own, a place that is not here has only the shapes of its values.
+    """
 
     def kept(self, place: Place, value: Tree) -> Tree:
         """A value that this place holds from now on."""
-
-    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
-        """fn(*values) at this place."""
-
-    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
-        """Values that this place has sent to the other, where they arrive."""
-
-    def looked(self, place: Place, value: Tree) -> Tree:
-        """A value of this place that steers the round, which goes on alike at both."""
-
-
-class Together:
-    """Both servers are in this process."""
-
-    def kept(self, place: Place, value: Tree) -> Tree:
         return value
 
     def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+        """fn(*values) at this place."""
         return fn(*values)
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        """Values that this place has sent to the other, where they arrive."""
         return values
 
     def looked(self, place: Place, value: Tree) -> Tree:
+        """A value of this place that steers the round, which goes on alike at both."""
         return value
 
 
@@ -64,8 +54,8 @@ class Keeper:
         self,
         engine: Engine,
         meters: tuple[Meter, ...] = (),
-        clock: Timer = NoClock(),
-        bridge: Bridge = Together(),
+        clock: Timer = Timer(),
+        bridge: Bridge = Bridge(),
     ) -> None:
         self._engine, self._meters, self._clock, self._bridge = engine, meters, clock, bridge
 

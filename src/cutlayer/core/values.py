@@ -191,11 +191,16 @@ def gathered(place: Place, values: Mapping[int, Held[T]]) -> PerClient[T]:
     Clients whose value is one and the same sit together, so that an engine can compute them side by side.
     """
     last = max((v.ready for v in values.values()), default=0.0)
-    groups: dict[Any, list[int]] = {}
-    for j, held in values.items():
-        groups.setdefault(held.tree if isinstance(held.tree, int) else id(held.tree), []).append(j)
-    blocks = [Block(tuple(ids), values[ids[0]].tree, stacked=False) for ids in groups.values()]
+    blocks = grouped({j: held.tree for j, held in values.items()})
     return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
+
+
+def grouped(values: Mapping[int, Tree]) -> list[Block]:
+    """One block for all clients that have one and the same value."""
+    groups: dict[int, list[int]] = {}
+    for j, value in values.items():
+        groups.setdefault(value if isinstance(value, int) else id(value), []).append(j)
+    return [Block(tuple(ids), values[ids[0]], stacked=False) for ids in groups.values()]
 
 
 def united(*values: PerClient[T]) -> PerClient[T]:
@@ -239,18 +244,10 @@ def settled(value: Any) -> Any:
     return tree.replace(Held, lambda held: replace(held, ready=0.0), value)
 
 
-def unzipped(value: PerClient) -> Any:
-    """A tuple of values where the function gave a plain tuple, else the value itself."""
-    first = value.blocks[0].tree if value.blocks else None
-    if type(first) is not tuple:
-        return value
-    return tuple(
-        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
-        for k in range(len(first))
-    )
-
-
 def pair(value: PerClient) -> tuple[PerClient, PerClient]:
-    """The two values of what a function gave as a pair; where there is no client, two that nobody has."""
-    both: tuple[PerClient, PerClient] = unzipped(value) if value.blocks else (value, value)
-    return both
+    """Return the two values of a function that gives a pair."""
+    first, second = (
+        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
+        for k in range(2)
+    )
+    return first, second

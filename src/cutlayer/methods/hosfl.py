@@ -1,7 +1,6 @@
 """HO-SFL (Chen et al. 2026): the server back-propagates, clients only run forward. docs/methods/hosfl.md"""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from cutlayer.core import directions, keys
@@ -143,7 +142,7 @@ class HybridOrder:
         others = clients.only(tuple(j for j in clients.ids if j not in able.ids))
         for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
             behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
-            missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory.log))
+            missed = behind.down(SLOPES, fed.do(History.at, state.memory.log, version - oldest))
             # Kept at once: from here on they are where those are who missed less.
             behind.memory.keep(PART, behind.do(self.client.catch_up, behind.memory.recall(PART), missed), version + 1)
         whole = [others.down(SETUP, value) for value in (state.client.model, state.client.moments)]
@@ -164,7 +163,7 @@ class HybridOrder:
         behind = {j: version for j, version in before.behind.items() if j not in here} | lost
         oldest = max(min({**seen, **behind}.values()), now - self.max_history)
         log = fed.do(History.plus, before.log, seeds, slopes)
-        log = fed.do(partial(_since, oldest - before.oldest), log)
+        log = fed.do(History.since, log, oldest - before.oldest)
         return HybridMemory(log, oldest, seen, behind)
 
     def metrics(self, state: HybridState) -> dict[str, Any]:
@@ -175,14 +174,6 @@ class HybridOrder:
         """What a client holds beside the activations, their gradient and one pass: others ahead, others of a group."""
         group = min(self.side_by_side, self.perturbations - self.overlap)
         return self.overlap + max(group - 1, 0)
-
-
-def _row(row: int, log: History) -> History:
-    return log.since(row).until(1)
-
-
-def _since(row: int, log: History) -> History:
-    return log.since(row)
 
 
 hosfl = HybridOrder

@@ -4,19 +4,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cutlayer.core import keys
+from cutlayer.core.checks import check_choice
 from cutlayer.core.kinds import MODEL, SETTINGS
-from cutlayer.core.method import Needs, method
+from cutlayer.core.method import Needs, Sizes, equal_batches, method
 from cutlayer.core.places import Clients, Step
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.core.values import Held, PerClient
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
 from cutlayer.pieces.merge import finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
 from cutlayer.pieces.report import report
-from cutlayer.pieces.sizes import Equal, Regulated, Sizes
+from cutlayer.pieces.sizes import Regulated
 from cutlayer.pieces.start import refuse_joint_norm, with_one_server
 from cutlayer.split import Split
 
@@ -32,13 +33,12 @@ class MergeSFL:
     client_opt: Transform
     server_opt: Transform
     exchange: Exchange = by_shape
-    sizes: Sizes = Equal()  # batch sizes of the round's clients
+    sizes: Sizes = equal_batches  # of the round's clients
     agg: Agg = "batch"  # weights of the clients' models: their batch sizes, or all the same
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.agg not in ("batch", "uniform"):
-            raise UnknownNameError("agg", str(self.agg), ("batch", "uniform"), where="mergesfl")
+        check_choice("agg", self.agg, Agg, where="mergesfl")
         refuse_joint_norm("MergeSFL", self.client_opt, self.server_opt)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
@@ -106,7 +106,7 @@ def mergesfl(
 
     `regulate` takes the seconds from the run's devices.
     """
-    sizes: Sizes = Equal()
+    sizes: Sizes = equal_batches
     if seconds_per_sample:
         sizes = Regulated(seconds=tuple(seconds_per_sample), largest=largest_batch, ingress=ingress)
     elif regulate:

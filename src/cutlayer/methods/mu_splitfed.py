@@ -4,19 +4,18 @@ docs/methods/mu_splitfed.md
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cutlayer.core import directions
-from cutlayer.core.checks import check, check_count, check_positive, is_number
+from cutlayer.core.checks import check, check_choice, check_count, check_positive, is_number
 from cutlayer.core.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
 from cutlayer.core.method import Needs, method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, Progress, State
-from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.report import Report, report
 from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
@@ -50,8 +49,7 @@ class UnbalancedZeroth:
         check_positive("smoothing", self.smoothing)
         check_count("server_steps", self.server_steps)
         check(is_number(self.global_lr) and self.global_lr >= 0, "global_lr", self.global_lr, "a number from 0 up")
-        if self.delta_model not in get_args(DeltaModel):
-            raise UnknownNameError("delta_model", str(self.delta_model), get_args(DeltaModel), where="mu_splitfed")
+        check_choice("delta_model", self.delta_model, DeltaModel, where="mu_splitfed")
         check_agg(self.agg)
         refuse_u_shape("MU-SplitFed", self.model)
         refuse_live_norms("MU-SplitFed", self.model)

@@ -31,8 +31,8 @@ class History(NamedTuple):
     def since(self, row: int) -> "History":
         return History(self.seeds[row:], self.slopes[row:])
 
-    def until(self, row: int) -> "History":
-        return History(self.seeds[:row], self.slopes[:row])
+    def at(self, row: int) -> "History":
+        return History(self.seeds[row : row + 1], self.slopes[row : row + 1])
 
     def plus(self, seeds: Tensor, slopes: Tensor) -> "History":
         return History(

@@ -2,24 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cutlayer.core.checks import is_number
 from cutlayer.errors import ConfigError
-
-
-class Sizes(Protocol):
-    """The batch sizes of these clients, given the run's; a client that is not named keeps that."""
-
-    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]: ...
-
-
-@dataclass(frozen=True)
-class Equal:
-    """Everyone keeps the run's batch size."""
-
-    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]:
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

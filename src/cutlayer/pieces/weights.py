@@ -1,9 +1,9 @@
 """What each client's model counts in an average."""
 
-from typing import Literal, get_args
+from typing import Literal
 
+from cutlayer.core.checks import check_choice
 from cutlayer.core.places import Clients
-from cutlayer.errors import UnknownNameError
 
 Agg = Literal["samples", "uniform"]
 
@@ -14,5 +14,4 @@ def weights(clients: Clients, agg: Agg) -> dict[int, float]:
 
 
 def check_agg(agg: str) -> None:
-    if agg not in get_args(Agg):
-        raise UnknownNameError("agg", str(agg), get_args(Agg))
+    check_choice("agg", agg, Agg)
