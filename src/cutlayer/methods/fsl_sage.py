@@ -108,13 +108,14 @@ class FslSage:
 
     def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
         """Bring each client's auxiliary model closer to the server's gradient at the cut, over the client's buffer."""
+        key = server.rows({j: server.hold(keys.fold(clients.key, "align", j)) for j in clients.ids})
+        buffer, a = (server.rows({j: memory[name][j] for j in clients.ids}) for name in ("buffer", "auxiliary"))
+        target = server.each(self.alignment.target, s, buffer, key)
+        a = server.each(self.align_opt.resume, a, round)
+        for _ in range(self.align_epochs):
+            a = server.each(self.alignment.step, a, buffer, target, key)
         for j in clients.ids:
-            key, buffer = keys.fold(clients.key, "align", j), memory["buffer"][j]
-            target = server.do(self.alignment.target, s, buffer, key)
-            a = server.do(self.align_opt.resume, memory["auxiliary"][j], round)
-            for _ in range(self.align_epochs):
-                a = server.do(self.alignment.step, a, buffer, target, key)
-            memory["auxiliary"][j] = a
+            memory["auxiliary"][j] = server.pick(a, j)
             memory["sent"].pop(j, None)
 
     def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
