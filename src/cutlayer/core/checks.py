@@ -2,14 +2,14 @@
 
 import math
 import re
-from typing import Any, get_args
+from typing import TypeGuard, get_args
 
 import torch
 
 from cutlayer.errors import ConfigError, UnknownNameError
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -18,26 +18,26 @@ def reason(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def check(holds: bool, name: str, value: Any, wanted: str) -> None:
+def check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")
 
 
-def check_choice(name: str, value: Any, choices: Any, where: str = "") -> None:
+def check_choice(name: str, value: object, literal: object, where: str = "") -> None:
     """Refuse a value that is none of a Literal's."""
-    if value not in get_args(choices):
-        raise UnknownNameError(name, str(value), get_args(choices), where)
+    if value not in get_args(literal):
+        raise UnknownNameError(name, str(value), get_args(literal), where)
 
 
-def check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: object) -> None:
     check(type(value) is int and value > 0, name, value, "a whole number above 0")
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: object) -> None:
     check(is_number(value) and value > 0, name, value, "a number above 0")
 
 
-def check_decay(rate: Any) -> None:
+def check_decay(rate: object) -> None:
     check(is_number(rate) and rate >= 0, "weight_decay", rate, "a number from 0 up")
 
 
@@ -58,7 +58,7 @@ def check_device(name: str) -> None:
         ) from None
 
 
-def check_type(name: str, value: Any, wanted: type, how: str) -> None:
+def check_type(name: str, value: object, wanted: type, how: str) -> None:
     """Refuse a value of another type than a Python caller must give, and say how to make one."""
     if not isinstance(value, wanted):
         raise ConfigError(f"{name} is {_a(type(value))}; give {_a(wanted)}, {how}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from cutlayer.core import keys, tree
 from cutlayer.core.batches import Walk
 from cutlayer.core.calculus import Pull, check_pullback
+from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.core.memory import Recall
 from cutlayer.core.meter import Direction, How, Meter, Ready, Timer
@@ -22,7 +23,7 @@ from cutlayer.core.state import Grads, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.transport import Transport
 from cutlayer.core.tree import T
-from cutlayer.core.values import Gives, Held, PerClient, Raw, at_once, common, pair, shared
+from cutlayer.core.values import Block, Gives, Held, PerClient, Raw, at_once, common, pair, shared
 from cutlayer.errors import LawError
 
 Barrier = Literal["epoch", "step"] | None
@@ -260,14 +261,14 @@ class Clients:
     # -- the laws -----------------------------------------------------------------------------------------------
 
     def _run(
-        self, how: How, verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
+        self, how: How, verb: Callable[..., list[Block]], fn: Fn, values: tuple[PerClient, ...], **options: int | None
     ) -> PerClient:
         """What the function made, for now with no leave to be sent up."""
         ids = common(values, self.ids)
         blocks = verb(fn, values, ids, **options)
         return PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
 
-    def _check_arguments(self, fn: Any, values: tuple[Any, ...]) -> None:
+    def _check_arguments(self, fn: Fn | PerClient, values: tuple[PerClient, ...]) -> None:
         name = "a pullback" if isinstance(fn, PerClient) else self._world.program.address(fn)
         if isinstance(fn, PerClient):
             check_pullback(fn)

@@ -21,6 +21,8 @@ from cutlayer.errors import ConfigError, UnknownNameError
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
+_cudnn: Any = torch.backends.cudnn
+_matmul: Any = torch.backends.cuda.matmul
 _in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
 
 
@@ -30,15 +32,14 @@ def computing(precision: Precision) -> Iterator[None]:
 
     Torch's switches belong to the process: only one thread at a time may be inside.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, _products()
+    before = _cudnn.deterministic, _cudnn.benchmark, _products()
     token = _in_bfloat16.set(precision == "bf16")
     try:
-        cudnn.deterministic, cudnn.benchmark = True, False
+        _cudnn.deterministic, _cudnn.benchmark = True, False
         _set_products(("tf32" if precision == "tf32" else "ieee",) * 3)
         yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before[:2]
+        _cudnn.deterministic, _cudnn.benchmark = before[:2]
         _set_products(before[2])
         _in_bfloat16.reset(token)
 
@@ -78,15 +79,11 @@ def _single(a: Tensor) -> Tensor:
 
 
 def _products() -> tuple[str, ...]:
-    """What torch does with the factors of products: in matrices, in convolutions and in recurrent layers."""
-    cudnn: Any = torch.backends.cudnn
-    matrices: Any = torch.backends.cuda.matmul
-    return matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    """How torch rounds the factors of products in matrices, in convolutions and in recurrent layers."""
+    return _matmul.fp32_precision, _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision
 
 
 def _set_products(values: tuple[str, ...]) -> None:
-    cudnn: Any = torch.backends.cudnn
-    matrices: Any = torch.backends.cuda.matmul
-    # Older readers, torch's compiler among them, look here, and it is an error if the two do not agree.
-    matrices.allow_tf32, cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
-    matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = values
+    # Older readers, torch's compiler among them, read `allow_tf32`; torch raises an error if the two do not agree.
+    _matmul.allow_tf32, _cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
+    _matmul.fp32_precision, _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision = values

@@ -8,13 +8,14 @@ Nothing a server asks for can change either.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import LABELS, Kind, check_kind
 from cutlayer.core.values import Gives, Raw
 from cutlayer.errors import LawError
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Fn)
 
 OWN = {"x": "inputs", "y": "labels"}  # a client's own data, by the names of the parameters that take them
 
@@ -41,7 +42,7 @@ def at_client(*, gives: Gives = None, passes: Raw | None = None) -> Callable[[F]
 class Program:
     """The functions that a method declares for its clients, by address."""
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: object) -> None:
         self.name = type(method).__name__
         self._parameters: dict[str, tuple[str, ...]] = {}  # of functions, by address
         owners = list(_owners(method, ""))
@@ -51,7 +52,7 @@ class Program:
         # A bound method compares by the identity of its object: another copy's function is not this client's.
         self._addresses = {fn: address for address, fn in self.functions.items()}
 
-    def address(self, fn: Callable[..., Any]) -> str:
+    def address(self, fn: Fn) -> str:
         """The name under which a client finds fn, or a refusal with the reason."""
         address = self._addresses.get(fn)
         if address is not None:
@@ -66,17 +67,17 @@ class Program:
             raise LawError(f"{name} is not marked @at_client, so no client runs it; mark it and say what it gives")
         raise LawError(f"{name} is not declared by {self.name}, so its clients refuse to run it")
 
-    def gives(self, fn: Callable[..., Any]) -> Gives:
+    def gives(self, fn: Fn) -> Gives:
         self.address(fn)
         gives: Gives = fn.gives  # type: ignore[attr-defined]
         return gives
 
-    def passes(self, fn: Callable[..., Any]) -> Raw | None:
+    def passes(self, fn: Fn) -> Raw | None:
         """What the result of fn still is of a client's own data."""
         passes: Raw | None = getattr(fn, "passes", None)
         return passes
 
-    def check_raw(self, fn: Callable[..., Any], place: int, raw: Raw | None) -> None:
+    def check_raw(self, fn: Fn, place: int, raw: Raw | None) -> None:
         """A client's own data go to a parameter of their name, and nothing else goes there."""
         address = self.address(fn)
         if address not in self._parameters:
@@ -98,7 +99,7 @@ class Program:
             )
 
 
-def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _owners(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
     """A method and, by field name, its pieces; a tuple of them by number."""
     yield prefix, owner
     for field in fields(owner) if is_dataclass(owner) else ():
@@ -109,5 +110,5 @@ def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
                 yield from _owners(piece, f"{prefix}{name}.")
 
 
-def _marked(owner: Any) -> list[str]:
+def _marked(owner: object) -> list[str]:
     return [name for name, fn in vars(type(owner)).items() if getattr(fn, "at_client", False)]

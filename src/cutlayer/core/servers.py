@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cutlayer.core import calculus, tree
 from cutlayer.core.calculus import Pull, check_pullback
-from cutlayer.core.engine import Engine
+from cutlayer.core.engine import Engine, Fn
 from cutlayer.core.kinds import MODEL, STATISTICS, SYNC, Kind, Place
 from cutlayer.core.meter import Meter, Timer
 from cutlayer.core.state import Grads, Model, Tensors
@@ -20,6 +20,8 @@ from cutlayer.errors import LawError
 
 R = TypeVar("R")
 AtServer = TypeVar("AtServer", bound=Held | PerClient)
+Value = PerClient | Held | float  # what a server computes on
+Differentiable = Callable[..., tuple[Tensor, Tensors]]  # -> (output, buffers)
 
 
 class Bridge:
@@ -32,7 +34,7 @@ class Bridge:
         """A value that this place holds from now on."""
         return value
 
-    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+    def run(self, place: Place, fn: Fn, values: list[Tree]) -> Tree:
         """fn(*values) at this place."""
         return fn(*values)
 
@@ -95,7 +97,7 @@ class Keeper:
         combined = self._engine.combine(rows, weights, largest_integers)
         return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
 
-    def each(self, fn: Callable[..., R], *values: PerClient | Held | float) -> PerClient[R]:
+    def each(self, fn: Callable[..., R], *values: Value) -> PerClient[R]:
         """fn once per client; values that are not rows are the same for all."""
         rows, ids = self._rows(values)
         made = self._engine.call(fn, rows, ids)
@@ -150,7 +152,7 @@ class Keeper:
                     f"{to.place} as {kind.name}"
                 )
 
-    def _one(self, value: Held | float) -> Any:
+    def _one(self, value: Held | float) -> Tree:
         """The value itself, of one that is held here or of a plain number."""
         if isinstance(value, PerClient):
             self._own(value)
@@ -159,7 +161,7 @@ class Keeper:
             )
         return self._own(value).tree if isinstance(value, Held) else value
 
-    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
+    def _rows(self, values: tuple[Value, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
         rows = [self._own(v) for v in values if isinstance(v, PerClient)]
         ids = common(rows, rows[0].ids)
         return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
@@ -169,7 +171,7 @@ class Keeper:
             return shared(self.place, ids, self._own(value).tree, value.ready)
         return shared(self.place, ids, value)
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: AtServer) -> AtServer:
         if value.place not in (self.place, "anywhere"):
             raise LawError(f"the {self.place} place was given a value that is at the {value.place}")
         return value
@@ -186,9 +188,7 @@ class Server(Keeper):
 
     place: Place = "server"
 
-    def each(
-        self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: PerClient | Held | float
-    ) -> PerClient[R]:
+    def each(self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: Value) -> PerClient[R]:
         """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
         if not isinstance(fn, PerClient):
             return super().each(fn, *values)
@@ -198,14 +198,12 @@ class Server(Keeper):
         return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
 
     @overload
-    def vjp(
-        self, fn: Callable[..., tuple[Tensor, Tensors]], part: Held, value: Held, *rest: Any
-    ) -> tuple[Held[Tensor], Held[Pull]]: ...
+    def vjp(self, fn: Differentiable, part: Held, value: Held, *rest: Value) -> tuple[Held[Tensor], Held[Pull]]: ...
     @overload
     def vjp(
-        self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, value: PerClient, *rest: Any
+        self, fn: Differentiable, part: PerClient, value: PerClient, *rest: Value
     ) -> tuple[PerClient[Tensor], PerClient[Pull]]: ...
-    def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
+    def vjp(self, fn: Differentiable, part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
         """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
         if isinstance(part, Held):  # one part over a merged batch
             values = (part, value, *rest)
@@ -218,7 +216,7 @@ class Server(Keeper):
         ready = self._clock.served("vjp", fn, rows, ids, made)
         return pair(PerClient(self.place, made, ids, ready=ready))
 
-    def grad(self, fn: Callable[..., tuple[Tensor, Tensors]], value: PerClient, *rest: Any) -> PerClient[Grads]:
+    def grad(self, fn: Differentiable, value: PerClient, *rest: Value) -> PerClient[Grads]:
         """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""
         rows, ids = self._rows((value, *rest))
         made = self._engine.grad(fn, rows, ids, cut=0)
@@ -247,14 +245,14 @@ class Ids(NamedTuple):
     ids: tuple[int, ...]
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     """A number, or a list of them: no batch, no layer and no labels."""
     return isinstance(leaf, float) or (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() < 2)
 
 
-def _ready(values: tuple[Any, ...]) -> list[float]:
+def _ready(values: tuple[object, ...]) -> list[float]:
     return [v.ready for v in values if isinstance(v, Held)]
 
 
-def _stay(values: tuple[Any, ...]) -> bool:
+def _stay(values: tuple[object, ...]) -> bool:
     return any(isinstance(v, Held) and v.stays for v in values)
