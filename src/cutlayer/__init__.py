@@ -1,4 +1,4 @@
-"""Split federated learning for PyTorch: a model is cut at a layer, clients keep their data and the layers below."""
+"""Split federated learning for PyTorch: a model is cut at a layer; clients keep their data and the layers below it."""
 
 from cutlayer import data, models
 from cutlayer.core.batches import Batching

@@ -1,4 +1,4 @@
-"""Everything for writing a method in one import: places and verbs, kinds, values, and the pieces that methods share."""
+"""Everything needed to write a method: places and verbs, kinds, values, and the pieces that methods share."""
 
 from cutlayer.core.kinds import ACTIVATIONS as ACTIVATIONS
 from cutlayer.core.kinds import AUXILIARY as AUXILIARY

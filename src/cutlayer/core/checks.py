@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters, in a user's words."""
+"""Checks of hyper-parameters, with error messages for users."""
 
 import math
 import re
@@ -14,7 +14,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error says, or its name."""
+    """Return the first line of an error's message, or the name of its class."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -24,7 +24,7 @@ def check(holds: bool, name: str, value: object, wanted: str) -> None:
 
 
 def check_choice(name: str, value: object, literal: object, where: str = "") -> None:
-    """Refuse a value that is none of a Literal's."""
+    """Refuse a value that a `Literal` type does not list."""
     if value not in get_args(literal):
         raise UnknownNameError(name, str(value), get_args(literal), where)
 
@@ -42,7 +42,7 @@ def check_decay(rate: object) -> None:
 
 
 def check_device_name(name: str) -> None:
-    """Refuse what is no device of cutlayer, whether this machine has it or not."""
+    """Refuse a name that is no device of cutlayer, whether or not this machine has one."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError(f"unknown device {name!r}; known: cpu, cuda")
 
@@ -59,7 +59,7 @@ def check_device(name: str) -> None:
 
 
 def check_type(name: str, value: object, wanted: type, how: str) -> None:
-    """Refuse a value of another type than a Python caller must give, and say how to make one."""
+    """Refuse an argument of the wrong type, and say how to make one of the right type."""
     if not isinstance(value, wanted):
         raise ConfigError(f"{name} is {_a(type(value))}; give {_a(wanted)}, {how}")
 

@@ -1,4 +1,4 @@
-"""Three places and the verbs between them: everything a method can say.
+"""Three places and the verbs between them: all that a method is written in.
 
 Values live at the **clients** (data, lower layers), at the training **server** (activations, labels, upper layers) or
 at the **fed** server (keeps and averages client-side models). `do` computes at the clients, `down` sends to them, and
@@ -33,72 +33,72 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a round runs in: the clients' program, the way to them, and the meters that watch the verbs."""
+    """The context of a round: the clients' program, the transport to them, and the meters."""
 
     program: Program
     transport: Transport
-    walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that a method regulates -> this round's batches
-    sizes: Weights  # samples of each client of the round
+    walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that the method sets -> the batches of this round
+    sizes: Weights  # number of samples of each client of the round
     key: int  # of this round
     meters: tuple[Meter, ...] = ()
     clock: Timer = Timer()
-    missing: set[int] = field(default_factory=set)  # clients that did not answer when they were asked
+    missing: set[int] = field(default_factory=set)  # clients that did not answer an `up`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One mini-batch of every client that still has one; who is lost in the middle of it has not taken it."""
+    """One mini-batch of every client that has one left. A client that disconnects during a step has not taken it."""
 
     everyone: "Clients"  # the clients of the round
     active: "Clients"  # those that take this step
-    last: Mapping[int, int]  # the number of each client's last step before this one; of those that took any
-    left: Mapping[int, int]  # steps that each active client has after this one
-    sizes: Mapping[int, int]  # samples in each active client's batch
+    last: Mapping[int, int]  # by client that has taken a step: the number of its last one before this
+    left: Mapping[int, int]  # by active client: steps left after this one
+    sizes: Mapping[int, int]  # by active client: samples in its batch
     x: PerClient
     y: PerClient[Tensor]
-    key: PerClient[int | None]  # randomness of this step, known at every place
-    seed: PerClient[Tensor]  # the same as a tensor, to draw directions from
-    own: PerClient[Tensor]  # another one that each client has to itself
+    key: PerClient[int | None]  # random key of this step, known at every place
+    seed: PerClient[Tensor]  # the same as a tensor, for random directions
+    own: PerClient[Tensor]  # a seed that only the client knows
     number: int
-    by_epoch: bool  # whether all end an epoch before anyone starts the next
+    by_epoch: bool  # whether all clients finish an epoch before any starts the next
 
     @property
     def staying(self) -> "Clients":
-        """Those of the active clients that have another step."""
+        """The active clients that have another step."""
         return self.active.only(tuple(j for j in self.active.alive if self.left[j]))
 
     @property
     def idle(self) -> dict[int, int]:
-        """For each client that has taken a step: how many steps ago that was, 0 while it is active."""
+        """By client that has taken a step: how many steps ago its last one was; 0 for an active client."""
         last = {**self.last, **dict.fromkeys(self.active.ids, self.number)}
         return {j: self.number - last[j] for j in sorted(last)}
 
     @property
     def ends_epoch(self) -> bool:
-        """With a barrier per epoch: everyone has finished this one."""
+        """Whether all clients have finished an epoch at which they wait for each other."""
         return self.by_epoch and not self.staying.ids
 
 
 class Clients:
-    """The only door to the clients."""
+    """The clients of a round, or some of them; a method reaches them only through these verbs."""
 
     def __init__(self, world: World, ids: tuple[int, ...]) -> None:
         self._world, self._ids = world, ids
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Their numbers, without those that did not answer."""
+        """The numbers of the clients, without those that did not answer."""
         missing = self._world.missing
         return tuple(j for j in self._ids if j not in missing) if missing else self._ids
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Those that can be asked again: one that has answered may be lost since."""
+        """The clients that are still connected."""
         return self._world.transport.alive(self.ids)
 
     @property
     def weights(self) -> dict[int, float]:
-        """Each client's number of samples."""
+        """By client: its number of samples."""
         return {j: self._world.sizes[j] for j in self.ids}
 
     @property
@@ -108,7 +108,7 @@ class Clients:
 
     @property
     def memory(self) -> Recall:
-        """Values that stay at these clients between rounds, each with a version."""
+        """The values that these clients keep between rounds, each with a version."""
         return self._world.transport.memory(self.ids)
 
     @property
@@ -127,10 +127,10 @@ class Clients:
     def steps(
         self, *, barrier: Barrier = None, sizes: Mapping[int, int] | None = None, count: int | None = None
     ) -> Iterator[Step]:
-        """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next.
+        """Yield the mini-batches of a round; at a barrier, all clients finish an epoch or step before the next.
 
-        A method may regulate the clients' batch sizes, and take the same number of steps with all of them. A client
-        that is lost has finished early.
+        A method may set batch sizes by client, and a number of steps that is the same for all. A client that
+        disconnects has finished early.
         """
         world = self._world
         walk = world.walk(sizes or {})
@@ -169,7 +169,7 @@ class Clients:
                 number += 1
 
     def _stretches(self, walk: Walk, by_epoch: bool, count: int | None) -> list[dict[int, int]]:
-        """Steps of each client between barriers; a client without a batch takes none."""
+        """Return the steps of each client between barriers; a client without a batch takes none."""
         total = {j: walk.per_round(j, count) for j in self.ids}
         if not by_epoch:
             return [total]
@@ -178,7 +178,7 @@ class Clients:
         return [{j: min(epoch[j], max(0, total[j] - e * epoch[j])) for j in self.ids} for e in range(longest)]
 
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        """The inputs and labels of each client's own step of this number, labels with leave to go up if they may."""
+        """Load the inputs and labels of each client's own step of this number; mark labels if they may go up."""
         x, y = self._world.transport.load(walk, steps, step_keys)
         return _marked(x, raw="x"), _marked(y, gives=self._world.program.labels, raw="y")
 
@@ -192,7 +192,7 @@ class Clients:
             pulled = self._world.transport.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
             return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
         made = self._run("call", self._world.transport.call, fn, values)
-        # Several values in a plain tuple are not the one that a kind speaks of.
+        # A kind names one value, not several in a plain tuple.
         one = not any(type(b.tree) is tuple for b in made.blocks)
         program = self._world.program
         return _marked(made, gives=program.gives(fn) if one else None, raw=program.passes(fn))
@@ -200,7 +200,7 @@ class Clients:
     def vjp(
         self, fn: Callable[..., tuple[R, Tensors]], part: PerClient, *values: PerClient
     ) -> tuple[PerClient[R], PerClient[Pull]]:
-        """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
+        """Run fn(part, *values) -> (out, buffers); return the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
         out, pull = pair(self._run("vjp", self._world.transport.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
@@ -209,7 +209,7 @@ class Clients:
     def grad(
         self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, *values: PerClient, cut: int | None = None
     ) -> PerClient[Grads]:
-        """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
+        """Return the gradients of fn(part, *values) -> (loss, buffers), also for argument number `cut`, if given."""
         self._check_arguments(fn, (part, *values))
         grads = self._run("grad", self._world.transport.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
@@ -229,7 +229,7 @@ class Clients:
     @overload
     def up(self, first: Parcel, second: Parcel, third: Parcel, /, *more: Parcel) -> tuple[PerClient, ...]: ...
     def up(self, *parcels: Parcel) -> Any:
-        """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
+        """Bring values to the home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
         asked = common([p.value for p in parcels], self.ids)
         leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
@@ -240,7 +240,7 @@ class Clients:
         self._world.missing.update(j for j in asked if j not in ids)
         brought = []
         for (kind, sent), blocks in zip(leaving, values, strict=True):
-            plain = [b._replace(gives=None) for b in blocks]  # at a server a value needs no leave any more
+            plain = [b._replace(gives=None) for b in blocks]  # a value at a server needs no permission to leave
             arrived = PerClient(home, plain, ids, kind, sent.ready)
             arrived.ready = self._cross(kind, "up", arrived)
             brought.append(arrived)
@@ -249,13 +249,13 @@ class Clients:
         return brought[0] if len(brought) == 1 else tuple(brought)
 
     def _cross(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
-        """Count and time a value as it crosses; whatever goes up or down passes here, under its kind."""
+        """Count and time a value as it crosses. Every value that goes up or down passes here, under its kind."""
         for meter in self._world.meters:
             meter.crossed(kind, direction, value)
         return self._world.clock.moved(kind, direction, value)
 
     def together(self, *values: PerClient) -> tuple[PerClient, ...]:
-        """The same values, at the clients or at a server, once the last of them all is there: nobody goes ahead."""
+        """Return the same values, all available when the last of them is: no client goes ahead."""
         return at_once(values, max(self._world.clock.last(v) for v in values))
 
     # -- the laws -----------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Clients:
     def _run(
         self, how: How, verb: Callable[..., list[Block]], fn: Fn, values: tuple[PerClient, ...], **options: int | None
     ) -> PerClient:
-        """What the function made, for now with no leave to be sent up."""
+        """Run a verb at the clients that have all arguments; the result may not be sent up yet."""
         ids = common(values, self.ids)
         blocks = verb(fn, values, ids, **options)
         return PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
@@ -320,6 +320,6 @@ class Clients:
 
 
 def _marked(value: PerClient, *, gives: Gives = None, raw: Raw | None = None) -> PerClient:
-    """The value with what it may be sent up as, and as a client's own data if it is that."""
+    """Return the value with the kind that it may be sent up as, and marked as raw data if it is."""
     blocks = [b._replace(gives=gives, raw=raw) for b in value.blocks]
     return PerClient(value.place, blocks, value.ids, ready=value.ready)

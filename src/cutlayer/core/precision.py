@@ -1,9 +1,9 @@
-"""In which arithmetic the layers of a model compute.
+"""The arithmetic in which the layers of a model compute.
 
-fp32   single precision, also in products on a GPU, where torch by itself lets convolutions round their factors.
-tf32   there the factors of products are rounded to TF32, which has 10 bits of fraction.
-bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and whatever is stored or
-       crosses the cut stay in float32, so that traffic is the same in every precision.
+fp32   single precision, also for products on a GPU, where torch's default rounds the factors of convolutions.
+tf32   on a GPU, the factors of products are rounded to TF32, which has 10 bits of fraction.
+bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and everything that is stored
+       or crosses the cut stay in float32, so traffic is the same in every precision.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ _in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
 
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
-    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before.
+    """Set the precision of layers for the time of the context, and make cuDNN deterministic.
 
-    Torch's switches belong to the process: only one thread at a time may be inside.
+    These are global switches of torch: only one thread at a time may be inside.
     """
     before = _cudnn.deterministic, _cudnn.benchmark, _products()
     token = _in_bfloat16.set(precision == "bf16")
@@ -45,20 +45,20 @@ def computing(precision: Precision) -> Iterator[None]:
 
 
 def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-    """run(values, x, seed) in the precision of the context; what leaves is of the type that it has in all of them."""
+    """Call run(values, x, seed) in the current precision; the output has the same type in every precision."""
     if not _in_bfloat16.get():
         return run(values, x, seed)
     place = tree.tensors(x)[0].device.type
-    if place == "meta":  # shapes are the same in every precision
+    if place == "meta":  # shapes do not depend on the precision
         return run(values, x, seed)
-    # Without a cache, so that what is recorded to be replayed converts the weights each time.
+    # No cache: a recording that is replayed must convert the weights each time.
     with torch.autocast(place, dtype=torch.bfloat16, cache_enabled=False):
         out, buffers = run(values, x, seed)
     return tree.map(_single, out), buffers
 
 
 def is_in_bfloat16() -> bool:
-    """Whether layers compute in bfloat16 here."""
+    """Return whether layers compute in bfloat16 here."""
     return _in_bfloat16.get()
 
 

@@ -11,51 +11,51 @@ from cutlayer.core.kinds import Kind, Parcel
 from cutlayer.core.memory import Recall
 from cutlayer.core.values import Block, PerClient
 
-Augmentation = Callable[[Tensor, Sequence[int]], Tensor]  # of the clients' stacked inputs, by a key for each client
+Augmentation = Callable[[Tensor, Sequence[int]], Tensor]  # (stacked inputs, a key for each client) -> inputs
 
 
 class Brought(NamedTuple):
-    """What came of an `up`: who answered, and each parcel's values of them."""
+    """The result of an `up`: the clients that answered, and for each parcel their values."""
 
     ids: Ids
     values: list[list[Block]]
 
 
 class Transport(Protocol):
-    """What the verbs do to the clients of one round."""
+    """Carries out the verbs at the clients of one round."""
 
     def alive(self, ids: Ids) -> Ids:
-        """Those that have not been lost."""
+        """Return the clients that are still connected."""
 
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        """The inputs and labels of each client's own step of this number, at the client."""
+        """Load the inputs and labels of each client's own step of this number, at the client."""
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """Each client's key of a step, known at every place."""
+        """Return each client's key of a step, known at every place."""
 
     def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        """The same as int64 tensors."""
+        """Return the same keys as int64 tensors."""
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
-        """For this step of the round, a seed that each client has to itself."""
+        """Return, for this step of the round, a seed that only the client knows."""
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
-        """fn(*values) at each client."""
+        """Run fn(*values) at each client."""
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        """(output, pullback) of fn(*values) -> (output, buffers) at each client."""
+        """Return (output, pullback) of fn(*values) -> (output, buffers) at each client."""
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        """Gradients of fn(*values) -> (loss, buffers) at each client."""
+        """Return the gradients of fn(*values) -> (loss, buffers) at each client."""
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        """Each client's pullback of its gradient."""
+        """Run each client's pullback on its gradient."""
 
     def down(self, kind: Kind, value: PerClient) -> list[Block]:
-        """The value, at the clients."""
+        """Send the value, and return it at the clients."""
 
     def up(self, parcels: Sequence[Parcel], ids: Ids) -> Brought:
-        """The parcels of those clients that answer."""
+        """Return the parcels of the clients that answer."""
 
     def memory(self, ids: Ids) -> Recall:
-        """What these clients keep between rounds."""
+        """Return what these clients keep between rounds."""

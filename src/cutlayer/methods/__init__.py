@@ -50,6 +50,6 @@ METHODS: registry.Table[Callable[..., Method]] = registry.table(
 
 
 def build(name: str, model: Split, client_opt: Transform, server_opt: Transform, **options: Any) -> Method:
-    """The method of this name with these options."""
+    """Build the method of this name with these options."""
     given = {"model": model, "client_opt": client_opt, "server_opt": server_opt}
     return registry.make("method", METHODS, name, options, given=given)

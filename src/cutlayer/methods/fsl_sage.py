@@ -27,13 +27,13 @@ from cutlayer.split import Split
 
 Memory = dict[str, dict[int, Any]]
 
-KEPT = "auxiliary"  # what clients keep; its version is the round in which it was sent
+KEPT = "auxiliary"  # the name under which clients keep it; its version is the round in which it was sent
 
 
 @method
 @dataclass(frozen=True, kw_only=True)
 class FslSage:
-    """Each client trains under an auxiliary model, which the server aligns with its own gradient at the cut."""
+    """Each client trains with an auxiliary model, which the server aligns with its own gradient at the cut."""
 
     model: Split
     client_opt: Transform
@@ -93,11 +93,11 @@ class FslSage:
         )
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
-        """One step of the one server-side model for one client."""
+        """Take one step of the server-side model for one client."""
         return self.server_opt.step(part._replace(progress=progress), grads)
 
     def remember(self, step: Step, server: Server, memory: Memory, arrived: Arrived) -> None:
-        """Put what came up into each client's buffer; one that is new here gets an auxiliary model."""
+        """Append what came up to each client's buffer; a new client gets an auxiliary model."""
         for j in step.active.ids:
             z, y = server.pick(arrived.z, j), server.pick(arrived.y, j)
             before = [memory["buffer"][j]] if j in memory["buffer"] else []
@@ -107,7 +107,7 @@ class FslSage:
                 memory["auxiliary"][j] = server.do(self.align_opt.begin, model, 0)
 
     def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
-        """Bring each client's auxiliary model closer to the server's gradient at the cut, over the client's buffer."""
+        """Train each client's auxiliary model towards the server's gradient at the cut, on the client's buffer."""
         key = server.rows({j: server.hold(keys.fold(clients.key, "align", j)) for j in clients.ids})
         buffer, a = (server.rows({j: memory[name][j] for j in clients.ids}) for name in ("buffer", "auxiliary"))
         target = server.each(self.alignment.target, s, buffer, key)
@@ -119,7 +119,7 @@ class FslSage:
             memory["sent"].pop(j, None)
 
     def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
-        """Each client's auxiliary model, sent to those that do not hold it as it is now."""
+        """Return each client's auxiliary model; send it to clients that do not hold the current one."""
         held, sent = clients.memory.versions(KEPT), memory["sent"]
         holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(j)))
         others = clients.only(tuple(j for j in clients.ids if j not in holding.ids))
@@ -143,7 +143,7 @@ def fsl_sage(
     buffer: int = 1000,
     agg: Agg = "samples",
 ) -> FslSage:
-    """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with one of your own."""
+    """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with your own."""
     if auxiliary is not None and auxiliary_units is not None:
         raise ConfigError(
             "auxiliary_units says how many of the server's units to copy, but auxiliary is a model of your own; leave "

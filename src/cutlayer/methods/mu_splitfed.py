@@ -1,4 +1,4 @@
-"""MU-SplitFed (Liang et al. 2025): zeroth-order, several server steps for each of the clients'.
+"""MU-SplitFed (Liang et al. 2025): zeroth-order training, several server steps for each step of the clients.
 
 docs/methods/mu_splitfed.md
 """
@@ -31,7 +31,7 @@ DeltaModel = Literal["updated", "initial"]
 class UnbalancedZeroth:
     """MU-SplitFed: no back-propagation on either side, and several server steps for each step of the clients.
 
-    A round is one such step; then both halves go part of the way.
+    A round is one such step; then both halves move part of the way to the mean.
     """
 
     model: Split
@@ -40,7 +40,7 @@ class UnbalancedZeroth:
     smoothing: float = 1e-3  # λ
     server_steps: int = 2  # τ
     global_lr: float = 0.3  # η_g
-    delta_model: DeltaModel = "updated"  # the server-side copy that tells the client its slope
+    delta_model: DeltaModel = "updated"  # the server-side copy that computes the client's slope
     agg: Agg = "uniform"  # the paper's 1/K, or each client by its samples
     client: ZerothClient = field(init=False)
     surrogate: Surrogate = field(init=False)
@@ -93,12 +93,12 @@ class UnbalancedZeroth:
         )
 
     def partway(self, old: Model, mean: Model) -> Model:
-        """θ + η_g (mean - θ), without rounding where η_g is 0 or 1."""
+        """Return θ + η_g (mean - θ), without rounding if η_g is 0 or 1."""
         return old._replace(params={k: torch.lerp(p, mean.params[k], self.global_lr) for k, p in old.params.items()})
 
 
 def _report(progress: Progress, delta: Tensor) -> Report:
-    """A client whose difference is not finite stands still, though its server-side copy may have moved."""
+    """Return the report of a client; if its difference is not finite it has stopped, even if its server copy moved."""
     return report(progress._replace(ok=progress.ok & delta.isfinite()))
 
 

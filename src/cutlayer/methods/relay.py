@@ -1,4 +1,4 @@
-"""SL, vanilla split learning (Gupta and Raskar 2018): the client model goes from hand to hand. docs/methods/sl.md"""
+"""SL, vanilla split learning (Gupta and Raskar 2018): clients train one after another. docs/methods/sl.md"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -56,10 +56,9 @@ class Relay:
     def train(
         self, one: Clients, lower: Held, upper: Held, round: int, server: Server, fed: Fed
     ) -> tuple[Held, Held] | None:
-        """All local steps of one client, from the models that the client before it left.
+        """Train all local steps of one client, from the models of the client before it, and return both halves.
 
-        Both halves go on from here, or neither: the turn of a client that is lost before it returned its layers did not
-        happen.
+        Return None if the client disconnects before it returns its layers: its turn does not count for either half.
         """
         c = one.do(self.client.begin, one.down(MODEL, lower), one.down(SETTINGS, round))
         s = server.copies(upper, one)

@@ -33,10 +33,10 @@ class SplitFedV2:
     client_opt: Transform
     server_opt: Transform
     exchange: Exchange = field(default=by_shape, metadata=PYTHON_ONLY)
-    interleave: Interleave = "step"  # whose batch is next: another client's, or the same client's until it is done
-    order: Order = "random"  # drawn anew at each step (or each round, client by client), or by client number
-    server_opt_reset: Reset = "never"  # when the server's moments and count start over
-    # mini-batches of each client between averages; by default the run's batching says
+    interleave: Interleave = "step"  # whose batch is next: another client's, or this client's until it has none left
+    order: Order = "random"  # drawn at each step (or round, with interleave "client"), or by client number
+    server_opt_reset: Reset = "never"  # when the server's moments and count are reset
+    # mini-batches of each client between averages; None: as the run's batching says
     interval: int | None = field(default=None, metadata=PYTHON_ONLY)
     agg: Agg = "samples"
     client: SplitClient = field(init=False)
@@ -86,17 +86,17 @@ class SplitFedV2:
         return shuffled(who.ids, who.key, number) if self.order == "random" else who.ids
 
     def kept(self, s: Held) -> Held:
-        """What the server keeps between rounds: its model, and its moments unless they start over."""
+        """Return what the server keeps between rounds: its model, and its moments unless they are reset."""
         return s if self.server_opt_reset == "never" else s.model
 
     def enter(self, kept: Part | Model, round: int) -> Part:
-        """The server's part when a round begins."""
+        """Return the server's part at the start of a round."""
         if isinstance(kept, Part) and self.server_opt_reset == "never":
             return self.server_opt.resume(kept, round)
         return self.server_opt.begin(kept.model, round)
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
-        """One step for one client."""
+        """Take one step of the server-side model for one client."""
         part = part._replace(progress=progress)
         if self.server_opt_reset == "step":
             part = self.server_opt.restart(part, part.model)

@@ -23,10 +23,10 @@ def splitlora(
     interval: int | None = None,
     agg: Agg = "samples",
 ) -> SplitFed | SplitFedV2:
-    """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch moves.
+    """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch updates.
 
-    Only adapters train, and only they travel; the matrices A and B are averaged each by itself. With a shared server
-    the clients' adapters are averaged every `interval` mini-batches, by default 100.
+    Only adapters are trained and sent; the matrices A and B are averaged separately. With a shared server the clients'
+    adapters are averaged every `interval` mini-batches, by default 100.
     """
     _check_adapters(model)
     check_choice("mode", mode, Mode, where="splitlora")

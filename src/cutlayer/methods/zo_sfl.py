@@ -19,7 +19,7 @@ from cutlayer.split import Split
 @method
 @dataclass(frozen=True, kw_only=True)
 class ZerothOrder:
-    """ZO-SFL: SFL-V1 without back-propagation on either side; two forward passes a step, one scalar back."""
+    """ZO-SFL: SFL-V1 without back-propagation on either side; a step is two forward passes and one scalar back."""
 
     model: Split
     client_opt: Transform

@@ -1,4 +1,4 @@
-"""Learning rates round by round, lower-case so that they print as they are written: `cosine(lr=0.1, rounds=50)`."""
+"""Learning-rate schedules, in lower case so that they print as they are written: `cosine(lr=0.1, rounds=50)`."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Schedule = Callable[[int], float]
 
 
 class _Checked:
-    """A schedule whose numbers must be above 0."""
+    """A schedule that checks that its numbers are above 0."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "decay", "rounds", "factor"):
@@ -43,7 +43,7 @@ class exponential(_Checked):
 
 @dataclass(frozen=True)
 class cosine(_Checked):
-    """A learning rate that falls along half a cosine to 0 in `rounds` rounds, and stays there."""
+    """A learning rate that falls along half a cosine to 0 in `rounds` rounds and stays there."""
 
     lr: float
     rounds: int

@@ -1,4 +1,4 @@
-"""What each client's model counts in an average."""
+"""The weights of the clients' models in an average."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Agg = Literal["samples", "uniform"]
 
 
 def weights(clients: Clients, agg: Agg) -> dict[int, float]:
-    """As much as it has samples, or as much as any other."""
+    """Return each client's weight: its number of samples, or 1 for every client."""
     return clients.weights if agg == "samples" else dict.fromkeys(clients.ids, 1.0)
 
 
