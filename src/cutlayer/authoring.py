@@ -11,6 +11,7 @@ from cutlayer.core.kinds import SETUP as SETUP
 from cutlayer.core.kinds import SLOPES as SLOPES
 from cutlayer.core.kinds import STATISTICS as STATISTICS
 from cutlayer.core.kinds import SYNC as SYNC
+from cutlayer.core.method import PYTHON_ONLY as PYTHON_ONLY
 from cutlayer.core.method import Method as Method
 from cutlayer.core.method import Needs as Needs
 from cutlayer.core.method import global_model as global_model

@@ -12,13 +12,8 @@ Fn = Callable[..., Any]
 Ids = tuple[int, ...]
 
 
-class Engine(Protocol):
-    """Runs functions once per client. The engine decides how the values of many clients are laid out in memory."""
-
-    name: str
-
-    def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        """Return each client's inputs and labels, at the client."""
+class Computes(Protocol):
+    """Runs functions once per client: what engines and transports have in common."""
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
         """Return each client's key of a step, known at every place."""
@@ -37,6 +32,15 @@ class Engine(Protocol):
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         """Run each client's pullback on its gradient."""
+
+
+class Engine(Computes, Protocol):
+    """Runs functions in this process. The engine decides how the values of many clients are laid out in memory."""
+
+    name: str
+
+    def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
+        """Return each client's inputs and labels, at the client."""
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
         """Return fn(*values) of values that a server holds."""

@@ -117,6 +117,7 @@ class Clients:
         return self._world.walk({}).batching.size
 
     def only(self, ids: tuple[int, ...]) -> "Clients":
+        """Return these clients of the round."""
         strangers = [j for j in ids if j not in self._world.sizes]
         if strangers:
             raise LawError(f"client {strangers[0]} does not take part in this round")
@@ -141,9 +142,9 @@ class Clients:
             left = dict(stretch)
             while active := tuple(j for j in self.alive if left.get(j)):
                 left = {j: left[j] - 1 for j in active}
-                sizes = {j: walk.length(j, done[j]) for j in active}
+                lengths = {j: walk.length(j, done[j]) for j in active}
                 for meter in world.meters:
-                    meter.stepped(sizes)
+                    meter.stepped(lengths)
                 step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
                 x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
                 step = Step(
@@ -151,7 +152,7 @@ class Clients:
                     active=self.only(active),
                     last=last,
                     left=left,
-                    sizes=sizes,
+                    sizes=lengths,
                     x=x,
                     y=y,
                     key=world.transport.keys(step_keys),

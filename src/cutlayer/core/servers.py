@@ -15,7 +15,7 @@ from cutlayer.core.meter import Meter, Timer
 from cutlayer.core.state import Grads, Model, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.tree import T, Tree
-from cutlayer.core.values import NOBODY, Held, PerClient, Who, at_once, common, gathered, pair, shared
+from cutlayer.core.values import ALWAYS, NOBODY, Held, PerClient, Who, at_once, common, grouped, pair, shared
 from cutlayer.errors import LawError
 
 R = TypeVar("R")
@@ -105,14 +105,16 @@ class Keeper:
 
     def rows(self, values: Mapping[int, Held[T]]) -> PerClient[T]:
         """Gather values that were computed one client at a time; the rows are available when the last of them is."""
-        return gathered(self.place, {j: self._own(v) for j, v in values.items()})
+        last = max((self._own(v).ready for v in values.values()), default=0.0)
+        ready = dict.fromkeys(values, last) if last else ALWAYS
+        return PerClient(self.place, grouped({j: v.tree for j, v in values.items()}), values, ready=ready)
 
     def copies(self, value: Held[T], who: Who) -> PerClient[T]:
         """Return a row of this value for each client; rows share memory until they differ."""
         return shared(self.place, who.ids, self._own(value).tree, value.ready)
 
     def look(self, value: Held[T]) -> T:
-        """Return the value itself, to steer the round by it; refused if it may tell of a single client."""
+        """Return the value itself, to steer the round with; refuse one that may tell of a single client."""
         if self._own(value).stays:
             raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
         seen: T = self._bridge.looked(self.place, self._engine.real(value.tree))

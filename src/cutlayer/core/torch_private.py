@@ -25,7 +25,7 @@ ALLOCATION = _EventType.Allocation  # the tag of the profiler's memory events
 
 
 def is_inside_vmap() -> bool:
-    """Return whether code runs inside a `vmap`, where tensors cannot be traced; no public function tells."""
+    """Return whether code runs inside a `vmap`, where tensors cannot be traced; there is no public function for it."""
     return peek_interpreter_stack() is not None
 
 

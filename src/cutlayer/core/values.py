@@ -185,18 +185,8 @@ def shared(place: Place, ids: tuple[int, ...], value: T, ready: float = 0.0) -> 
     return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids, ready=times)
 
 
-def gathered(place: Place, values: Mapping[int, Held[T]]) -> PerClient[T]:
-    """Gather values that were computed one client at a time; the rows are available when the last of them is.
-
-    Clients with the same value share a block, so that an engine can compute them side by side.
-    """
-    last = max((v.ready for v in values.values()), default=0.0)
-    blocks = grouped({j: held.tree for j, held in values.items()})
-    return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
-
-
 def grouped(values: Mapping[int, Tree]) -> list[Block]:
-    """Return blocks in which clients with the same object as value are together."""
+    """Return blocks in which clients with the same value are together, so that engines can compute on it once."""
     groups: dict[int, list[int]] = {}
     for j, value in values.items():
         groups.setdefault(value if isinstance(value, int) else id(value), []).append(j)

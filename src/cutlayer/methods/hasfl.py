@@ -187,7 +187,7 @@ class Hasfl:
         part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
         return state._replace(client=lower, server=part, memory=state.memory._replace(deepest=deepest))
 
-    # -- who computes what --------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------
 
     def plan(self, state: HasflState, clients: Clients, server: Server, estimates: Held[Estimates] | None) -> RoundPlan:
         """Return this round's cuts and batch sizes: the last round's, or a new plan from what is known by now."""

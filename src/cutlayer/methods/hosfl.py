@@ -99,7 +99,7 @@ class HybridOrder:
         c = self.synchronised(state, clients, kept, fed)
         s = server.do(self.server_opt.resume, state.server, state.round)
         (step,) = clients.steps(count=1)
-        # Phase 1: forward; perturbed passes may begin before the gradient is there
+        # Phase 1: forward; perturbed passes may begin before the gradient arrives
         z = step.active.do(self.client.forward, c, step.x, step.key)
         ahead = step.active.do(self.client.ahead, c, step.x, step.key, seeds)
         crossing = Arrived(self.model, server, *step.active.up(ACTIVATIONS(z), LABELS(step.y)))
@@ -108,11 +108,11 @@ class HybridOrder:
         # Phase 3: slopes along the shared directions (15-17)
         cut = step.active.down(GRADIENTS, gs.cut)
         v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, ahead)))
-        # The server takes its step for those whose slopes are there: both halves move by the same clients (14)
+        # The server steps for the clients whose slopes arrived, so both halves move by the same clients (14)
         gs = gs[v]
         counts = server.each(all_finite, gs)
         s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
-        # Phase 4: their mean is the update, for everyone (18-20)
+        # Phase 4: the mean of the slopes is the update of all clients (18-20)
         finite = fed.each(all_finite, v)
         slopes = mean_of(fed, fed.each(or_zero, v, finite), finite, w)
         c = clients.do(self.client.update, c, seeds, clients.down(SLOPES, slopes))

@@ -37,8 +37,15 @@ class Replace:
         return Outcome(memory, mean)
 
 
+class _WithMomentum:
+    """A rule whose memory starts as zeros."""
+
+    def start(self, model: Model) -> Tensors:
+        return {k: torch.zeros_like(v) for k, v in model.params.items()}
+
+
 @dataclass(frozen=True)
-class HeavyBall:
+class HeavyBall(_WithMomentum):
     """FedAvgM: a round is a step with momentum, `m ← β m + (w − w̄); w ← w − m`; buffers are replaced."""
 
     beta: float
@@ -46,16 +53,13 @@ class HeavyBall:
     def __post_init__(self) -> None:
         check_beta(self.beta)
 
-    def start(self, model: Model) -> Tensors:
-        return _zeros(model)
-
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         memory = {k: self.beta * m + (old.params[k] - mean.params[k]) for k, m in memory.items()}
         return Outcome(memory, mean._replace(params={k: old.params[k] - m for k, m in memory.items()}))
 
 
 @dataclass(frozen=True)
-class SlowMo:
+class SlowMo(_WithMomentum):
     """Momentum in units of the learning rate η: `u ← β u + (w − w̄)/η; w ← w − α η u`; buffers are replaced."""
 
     alpha: float
@@ -65,19 +69,12 @@ class SlowMo:
         check_positive("alpha", self.alpha)
         check_beta(self.beta)
 
-    def start(self, model: Model) -> Tensors:
-        return _zeros(model)
-
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         if not lr:  # the schedule has reached zero, so nothing has moved
             return Outcome(memory, mean)
         memory = {k: self.beta * u + (old.params[k] - mean.params[k]) / lr for k, u in memory.items()}
         params = {k: old.params[k] - self.alpha * lr * u for k, u in memory.items()}
         return Outcome(memory, mean._replace(params=params))
-
-
-def _zeros(model: Model) -> Tensors:
-    return {k: torch.zeros_like(v) for k, v in model.params.items()}
 
 
 def check_beta(beta: float) -> None:
