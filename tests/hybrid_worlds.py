@@ -12,8 +12,7 @@ from cutlayer import methods, optim
 from cutlayer.core import directions, keys, tree
 from cutlayer.core.memory import Kept
 from cutlayer.core.state import Part, State
-from cutlayer.methods import HybridOrder
-from cutlayer.methods.hosfl import PART
+from cutlayer.methods.hosfl import PART, HybridOrder
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split

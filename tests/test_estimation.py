@@ -16,7 +16,7 @@ from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
-from cutlayer.methods import Hasfl
+from cutlayer.methods.hasfl import Hasfl
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Bound, Costs, Fleet, Latency, Problem
 from cutlayer.planning.profile import profile

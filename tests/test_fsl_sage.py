@@ -22,8 +22,7 @@ from cutlayer.core.values import Held, PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
-from cutlayer.pieces.alignment import Alignment, Buffer, appended
-from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given
+from cutlayer.pieces.auxiliary import Alignment, Auxiliary, Buffer, FirstUnits, Given, appended
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.runs import checkpoint

@@ -18,6 +18,7 @@ from cutlayer.data.partition import Partition
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Cuda
 from cutlayer.engines.loop import Loop
+from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.pieces.hybrid import History
 from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
@@ -114,7 +115,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(lower, nn.Linear(8, 10)).double()
 
 
-def hosfl(model: nn.Module, opt: optim.Transform) -> methods.HybridOrder:
+def hosfl(model: nn.Module, opt: optim.Transform) -> HybridOrder:
     return methods.hosfl(model=Split(model, 1), client_opt=opt, server_opt=opt, perturbations=NUM)
 
 

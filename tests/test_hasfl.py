@@ -33,7 +33,7 @@ from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutError
-from cutlayer.methods import Hasfl
+from cutlayer.methods.hasfl import Hasfl
 from cutlayer.pieces.recut import regrown
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Costs

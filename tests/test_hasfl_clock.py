@@ -13,7 +13,7 @@ from torch import nn
 from cutlayer import methods, models, optim
 from cutlayer.core.batches import Batching
 from cutlayer.meters.clock import Spent
-from cutlayer.methods import Hasfl
+from cutlayer.methods.hasfl import Hasfl
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Bound, Costs, Fleet, Latency, Problem
 from cutlayer.planning.profile import profile

@@ -42,7 +42,7 @@ from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Part, State
 from cutlayer.core.values import PerClient
 from cutlayer.errors import ConfigError, LawError, UnknownNameError
-from cutlayer.methods import HybridOrder
+from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.pieces.finite_mean import all_finite
 from cutlayer.pieces.hybrid import HybridClient
 from cutlayer.runs.training import Training, train

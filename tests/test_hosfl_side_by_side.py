@@ -18,7 +18,7 @@ from cutlayer import methods, models, optim
 from cutlayer.core import directions
 from cutlayer.errors import ConfigError
 from cutlayer.meters.memory import peak
-from cutlayer.methods import HybridOrder
+from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.runs.training import Training
 from cutlayer.split import Split

@@ -33,7 +33,8 @@ from cutlayer.core.state import Model
 from cutlayer.core.values import PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
-from cutlayer.methods import FedAvg, SplitFed
+from cutlayer.methods.fedavg import FedAvg
+from cutlayer.methods.splitfed import SplitFed
 from cutlayer.pieces.outer import HeavyBall, Replace
 from cutlayer.split import Split
 

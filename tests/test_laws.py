@@ -20,19 +20,17 @@ from cutlayer.core.state import Part, State, Tensors
 from cutlayer.core.values import PerClient
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
-from cutlayer.methods import (
-    FedAvg,
-    FslSage,
-    Hasfl,
-    HybridOrder,
-    MergeSFL,
-    RandomCut,
-    Relay,
-    SplitFed,
-    SplitFedV2,
-    UnbalancedZeroth,
-    ZerothOrder,
-)
+from cutlayer.methods.fedavg import FedAvg
+from cutlayer.methods.fsl_sage import FslSage
+from cutlayer.methods.hasfl import Hasfl
+from cutlayer.methods.hosfl import HybridOrder
+from cutlayer.methods.mergesfl import MergeSFL
+from cutlayer.methods.mu_splitfed import UnbalancedZeroth
+from cutlayer.methods.random_cut import RandomCut
+from cutlayer.methods.relay import Relay
+from cutlayer.methods.splitfed import SplitFed
+from cutlayer.methods.splitfed_v2 import SplitFedV2
+from cutlayer.methods.zo_sfl import ZerothOrder
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.client import SplitClient
 from cutlayer.planning.devices import Pool

@@ -25,7 +25,8 @@ from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.data import Arrays, Partition, from_arrays
 from cutlayer.errors import ConfigError, CutError, DataError, PartitionError, UnknownNameError, UsageError
-from cutlayer.methods import METHODS, FedAvg, Method
+from cutlayer.methods import METHODS, Method
+from cutlayer.methods.fedavg import FedAvg
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute

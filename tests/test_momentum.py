@@ -33,7 +33,8 @@ from cutlayer.core.meter import Meter
 from cutlayer.core.state import State
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.methods import FedAvg, SplitFed
+from cutlayer.methods.fedavg import FedAvg
+from cutlayer.methods.splitfed import SplitFed
 from cutlayer.optim.schedules import cosine, exponential
 from cutlayer.pieces.carry import AverageMoments
 from cutlayer.pieces.outer import SlowMo

@@ -16,7 +16,8 @@ from cutlayer import methods, optim
 from cutlayer.core import tree
 from cutlayer.core.state import State
 from cutlayer.errors import ConfigError
-from cutlayer.methods import SplitFed
+from cutlayer.methods.random_cut import RandomCut
+from cutlayer.methods.splitfed import SplitFed
 from cutlayer.runs.config import Choice
 from cutlayer.runs.run import Folder, execute
 from cutlayer.split import Split
@@ -33,10 +34,10 @@ def smofi(cut: int = 1, head: int | None = None, **options: Any) -> SplitFed:
     return method
 
 
-def random_cut(cut: int = 1, head: int | None = None, **options: Any) -> methods.RandomCut:
+def random_cut(cut: int = 1, head: int | None = None, **options: Any) -> RandomCut:
     split = Split(resnet(), cut, head=head)
     method = methods.smofi(model=split, client_opt=MOMENTUM, server_opt=MOMENTUM, **{"random_cut": (1, 3), **options})
-    assert isinstance(method, methods.RandomCut)
+    assert isinstance(method, RandomCut)
     return method
 
 
@@ -44,7 +45,7 @@ def cuts_of(states: Sequence[State]) -> list[int]:
     return [1 + state.memory.cut for state in states]
 
 
-def states_of(method: methods.RandomCut, rounds: int, **options: Any) -> list[State]:
+def states_of(method: RandomCut, rounds: int, **options: Any) -> list[State]:
     sim = simulation(method, **options)
     states = [sim.start()]
     for _ in range(rounds):

@@ -24,7 +24,7 @@ from cutlayer.core.values import PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.methods import SplitFed
+from cutlayer.methods.splitfed import SplitFed
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.fuse import Fuse
 from cutlayer.pieces.outer import HeavyBall

@@ -13,7 +13,7 @@ from cutlayer import optim
 from cutlayer.core.kinds import ACTIVATIONS, MODEL
 from cutlayer.core.servers import Fed, Ids, Server
 from cutlayer.core.state import Model
-from cutlayer.core.values import Block, Held, PerClient, aligned, common, shared, unzipped
+from cutlayer.core.values import Block, Held, PerClient, aligned, common, pair, shared
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.errors import LawError
@@ -189,12 +189,10 @@ def test_a_field_may_leave_as_its_function_said(gives: Any, expected: Any) -> No
     assert block.field("number").gives == expected
 
 
-def test_a_plain_tuple_comes_apart_and_a_named_one_does_not() -> None:
+def test_a_pair_comes_apart() -> None:
     both = PerClient("server", [Block((0, 1), (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])), stacked=True)])
-    first, second = unzipped(both)
+    first, second = pair(both)
     assert (numbers(first), numbers(second)) == ({0: 1, 1: 2}, {0: 3, 1: 4})
-    named = PerClient("server", [Block((0,), Pair(torch.zeros(()), 5), stacked=False)])
-    assert unzipped(named) is named
 
 
 # -- Lining up ---------------------------------------------------------------------------------------------------------

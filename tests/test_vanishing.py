@@ -29,6 +29,7 @@ from cutlayer.data.partition import Partition
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.methods.hasfl import HasflMemory
+from cutlayer.methods.splitfed import SplitFed
 from cutlayer.pieces.fuse import Fuse
 from cutlayer.remote.device.session import ClientDevice
 from cutlayer.runs.rounds import Rounds
@@ -290,7 +291,7 @@ class Telling:
 
 def told(case: str, losses: Losses, known: bool = False) -> Telling:
     method = method_of(case)
-    assert isinstance(method, methods.SplitFed)
+    assert isinstance(method, SplitFed)
     telling = Telling(method.fuse)
     there = Worlds(replace(method, fuse=telling), CASES[case].batching)
     there.round(there.start(), losses, known=known)

@@ -1,39 +1,23 @@
-"""Split federated learning for PyTorch: a model is cut at a layer, clients keep their data and the layers below."""
+"""Split federated learning for PyTorch: a model is cut at a layer; clients keep their data and the layers below it."""
 
 from cutlayer import data, models
 from cutlayer.core.batches import Batching
 from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
 from cutlayer.errors import CutlayerError, LawError, UsageError
-from cutlayer.methods import (
-    FedAvg,
-    FslSage,
-    Hasfl,
-    HybridOrder,
-    MergeSFL,
-    RandomCut,
-    Relay,
-    SplitFed,
-    SplitFedV2,
-    UnbalancedZeroth,
-    ZerothOrder,
-    fedavg,
-    fedavgm,
-    fednag,
-    fednar,
-    fedprox,
-    fsl_sage,
-    hasfl,
-    hosfl,
-    mergesfl,
-    mu_splitfed,
-    sfl_v1,
-    sfl_v2,
-    sl,
-    slowmo,
-    smofi,
-    splitlora,
-    zo_sfl,
-)
+from cutlayer.methods.fedavg import FedAvg, fedavg
+from cutlayer.methods.fsl_sage import FslSage, fsl_sage
+from cutlayer.methods.hasfl import Hasfl, hasfl
+from cutlayer.methods.hosfl import HybridOrder, hosfl
+from cutlayer.methods.mergesfl import MergeSFL, mergesfl
+from cutlayer.methods.momentum import fedavgm, fednag, fednar, fedprox, slowmo
+from cutlayer.methods.mu_splitfed import UnbalancedZeroth, mu_splitfed
+from cutlayer.methods.random_cut import RandomCut
+from cutlayer.methods.relay import Relay, sl
+from cutlayer.methods.smofi import smofi
+from cutlayer.methods.splitfed import SplitFed, sfl_v1
+from cutlayer.methods.splitfed_v2 import SplitFedV2, sfl_v2
+from cutlayer.methods.splitlora import splitlora
+from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
 from cutlayer.optim import schedules
 from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
 from cutlayer.planning.devices import Device, Devices

@@ -1,92 +1,59 @@
-"""Everything for writing a method in one import: places and verbs, kinds, values, and the pieces that methods share."""
+"""Everything needed to write a method: places and verbs, kinds, values, and the pieces that methods share."""
 
-from cutlayer.core.kinds import (
-    ACTIVATIONS,
-    AUXILIARY,
-    GRADIENTS,
-    LABELS,
-    MODEL,
-    SCALARS,
-    SETTINGS,
-    SETUP,
-    SLOPES,
-    STATISTICS,
-    SYNC,
-)
-from cutlayer.core.method import Method, Needs, global_model, method
-from cutlayer.core.places import Clients, Step
-from cutlayer.core.program import at_client
-from cutlayer.core.servers import Fed, Server
-from cutlayer.core.state import Grads, Model, Part, Progress, State, Tensors
-from cutlayer.core.values import Held, PerClient
-from cutlayer.optim.optimiser import Transform
-from cutlayer.pieces.carry import AverageMoments, Carry, Reset
-from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Crossing, Exchange, by_shape, through_server
-from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, FuseMomenta, Keep
-from cutlayer.pieces.norms import Side, joint_norms, refuse_joint_norm
-from cutlayer.pieces.outer import HeavyBall, Outer, Replace, SlowMo
-from cutlayer.pieces.report import Report, nothing, report
-from cutlayer.pieces.sampler import shuffled
-from cutlayer.pieces.start import with_one_server
-from cutlayer.pieces.weights import weights
-from cutlayer.split import Split
-
-__all__ = [
-    "ACTIVATIONS",
-    "AUXILIARY",
-    "GRADIENTS",
-    "LABELS",
-    "MODEL",
-    "SCALARS",
-    "SETTINGS",
-    "SETUP",
-    "SLOPES",
-    "STATISTICS",
-    "SYNC",
-    "AverageEachEpoch",
-    "AverageEachStep",
-    "AverageMoments",
-    "Carry",
-    "Clients",
-    "Crossing",
-    "Exchange",
-    "Fed",
-    "Fuse",
-    "FuseMomenta",
-    "Grads",
-    "HeavyBall",
-    "Held",
-    "Keep",
-    "Method",
-    "Model",
-    "Needs",
-    "Outer",
-    "Part",
-    "PerClient",
-    "Progress",
-    "Replace",
-    "Report",
-    "Reset",
-    "Server",
-    "Side",
-    "SlowMo",
-    "Split",
-    "SplitClient",
-    "State",
-    "Step",
-    "Tensors",
-    "Transform",
-    "at_client",
-    "by_shape",
-    "global_model",
-    "joint_norms",
-    "method",
-    "nothing",
-    "refuse_joint_norm",
-    "report",
-    "shuffled",
-    "through_server",
-    "weights",
-    "with_one_server",
-]
+from cutlayer.core.kinds import ACTIVATIONS as ACTIVATIONS
+from cutlayer.core.kinds import AUXILIARY as AUXILIARY
+from cutlayer.core.kinds import GRADIENTS as GRADIENTS
+from cutlayer.core.kinds import LABELS as LABELS
+from cutlayer.core.kinds import MODEL as MODEL
+from cutlayer.core.kinds import SCALARS as SCALARS
+from cutlayer.core.kinds import SETTINGS as SETTINGS
+from cutlayer.core.kinds import SETUP as SETUP
+from cutlayer.core.kinds import SLOPES as SLOPES
+from cutlayer.core.kinds import STATISTICS as STATISTICS
+from cutlayer.core.kinds import SYNC as SYNC
+from cutlayer.core.method import PYTHON_ONLY as PYTHON_ONLY
+from cutlayer.core.method import Method as Method
+from cutlayer.core.method import Needs as Needs
+from cutlayer.core.method import global_model as global_model
+from cutlayer.core.method import method as method
+from cutlayer.core.places import Clients as Clients
+from cutlayer.core.places import Step as Step
+from cutlayer.core.program import at_client as at_client
+from cutlayer.core.servers import Fed as Fed
+from cutlayer.core.servers import Server as Server
+from cutlayer.core.state import Grads as Grads
+from cutlayer.core.state import Model as Model
+from cutlayer.core.state import Part as Part
+from cutlayer.core.state import Progress as Progress
+from cutlayer.core.state import State as State
+from cutlayer.core.state import Tensors as Tensors
+from cutlayer.core.values import Held as Held
+from cutlayer.core.values import PerClient as PerClient
+from cutlayer.optim.optimiser import Transform as Transform
+from cutlayer.pieces.carry import AverageMoments as AverageMoments
+from cutlayer.pieces.carry import Carry as Carry
+from cutlayer.pieces.carry import Reset as Reset
+from cutlayer.pieces.client import SplitClient as SplitClient
+from cutlayer.pieces.exchange import Crossing as Crossing
+from cutlayer.pieces.exchange import Exchange as Exchange
+from cutlayer.pieces.exchange import Side as Side
+from cutlayer.pieces.exchange import by_shape as by_shape
+from cutlayer.pieces.exchange import joint_norms as joint_norms
+from cutlayer.pieces.exchange import through_server as through_server
+from cutlayer.pieces.fuse import AverageEachEpoch as AverageEachEpoch
+from cutlayer.pieces.fuse import AverageEachStep as AverageEachStep
+from cutlayer.pieces.fuse import Fuse as Fuse
+from cutlayer.pieces.fuse import FuseMomenta as FuseMomenta
+from cutlayer.pieces.fuse import Keep as Keep
+from cutlayer.pieces.outer import HeavyBall as HeavyBall
+from cutlayer.pieces.outer import Outer as Outer
+from cutlayer.pieces.outer import Replace as Replace
+from cutlayer.pieces.outer import SlowMo as SlowMo
+from cutlayer.pieces.report import Report as Report
+from cutlayer.pieces.report import nothing as nothing
+from cutlayer.pieces.report import report as report
+from cutlayer.pieces.sampler import shuffled as shuffled
+from cutlayer.pieces.start import refuse_joint_norm as refuse_joint_norm
+from cutlayer.pieces.start import with_one_server as with_one_server
+from cutlayer.pieces.weights import weights as weights
+from cutlayer.split import Split as Split

@@ -1,16 +1,16 @@
-"""Everything cutlayer raises on purpose.
+"""The exceptions that cutlayer raises.
 
 CutlayerError
-├── UsageError              a mistake that a user can mend; the command line prints it without a traceback
-│   ├── UnknownNameError    no such recipe, method, model, data set or key; answers with the nearest names
-│   ├── ConfigError         a value that is known by name but makes no sense
+├── UsageError              a mistake that the user can fix; the command line prints it without a traceback
+│   ├── UnknownNameError    no such recipe, method, model, data set or key; suggests the nearest names
+│   ├── ConfigError         a setting with an invalid value
 │   ├── DataError           files that are missing, malformed or out of range
 │   ├── PartitionError      a partition that cannot be drawn
 │   ├── CutError            a model that cannot be cut there
 │   ├── InfeasibleError     devices for which there is no plan
 │   ├── CheckpointError     a checkpoint that is damaged, missing or of another run
 │   └── LinkError           a server that cannot be reached, or that refuses this client
-├── WireError               a message that is not what it should be
+├── WireError               an invalid message
 └── LawError                a method that would move a value where it must not go
 
 Each message says what happened, where, and what to do.
@@ -22,19 +22,19 @@ from typing import Literal
 
 
 class CutlayerError(Exception):
-    """The root of the tree."""
+    """Base class of all exceptions of cutlayer."""
 
 
 class UsageError(CutlayerError):
-    """A mistake that a user can mend."""
+    """A mistake that the user can fix."""
 
 
 class UnknownNameError(UsageError):
-    """A name that nothing is registered under."""
+    """A name that is not registered."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], where: str = "") -> None:
         options = sorted(known)
-        near = get_close_matches(str(name), options, n=3, cutoff=0.5)  # from Python it may be anything
+        near = get_close_matches(str(name), options, n=3, cutoff=0.5)  # a Python caller may pass any type
         hint = f"known: {', '.join(options)}." if options else "it has none."
         if near:
             hint = f"did you mean {' or '.join(repr(n) for n in near)}?"
@@ -42,11 +42,11 @@ class UnknownNameError(UsageError):
 
 
 class ConfigError(UsageError):
-    """A value that makes no sense where it stands."""
+    """A setting with an invalid value."""
 
 
 class DataError(UsageError):
-    """Data that cannot be read or used."""
+    """Data files that are missing, malformed or out of range."""
 
 
 class PartitionError(UsageError):
@@ -66,7 +66,7 @@ class InfeasibleError(UsageError):
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that cannot be resumed from or written."""
+    """A checkpoint that cannot be read or written."""
 
 
 class LinkError(UsageError):
@@ -74,8 +74,8 @@ class LinkError(UsageError):
 
 
 class WireError(CutlayerError):
-    """A message that is not what it should be; nothing of it was used."""
+    """An invalid message; none of its content was used."""
 
 
 class LawError(CutlayerError):
-    """A method that would break a law of places."""
+    """A method that would move a value where it must not go."""

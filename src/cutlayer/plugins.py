@@ -1,10 +1,10 @@
-"""A user's own methods, models, data sets and more: a Python file that every side of a run names, the same on all.
+"""Plug-ins: Python files with a user's own methods, models, data sets and more; every side of a run names the same.
 
     METHODS = {"my_method": my_method}      # as in cutlayer.methods: a function of model, client_opt and server_opt
     MODELS = {"my_model": MyModel}          # as in cutlayer.models
     DATA = {"my_data": load_mine}           # as in cutlayer.data.sources: a function of the data folder
 
-The file is code: each side runs the copy that its own user chose. Only the hash of it is ever sent.
+The file is code: each side runs its own copy, and only the hash of the file is sent.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from cutlayer import registry
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 
-LOADED: list[Path] = []  # what other processes of the same run load, too
+LOADED: list[Path] = []  # worker processes of the same run load these, too
 
 
 def load(paths: Iterable[Path]) -> dict[str, str]:
-    """Load these files; the hash of each by its name."""
+    """Load these files and return the hash of each by its name."""
     return {path.name: _load(path) for path in paths}
 
 
@@ -35,7 +35,7 @@ def _load(path: Path) -> str:
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise ConfigError(f"the plugin {path} is no Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

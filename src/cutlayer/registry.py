@@ -1,14 +1,15 @@
-"""Names to things: how a configuration finds a method, a model or a data set without import paths.
+"""Tables of names: how a configuration finds a method, a model or a data set without import paths.
 
-There is one table for each kind of thing. The package fills them where the things are, a plug-in file adds to them, and
-so does every installed package with an entry point in the group `cutlayer.plugins`: it names a module that has the same
-tables as a plug-in file, and is loaded when a name is asked for that is not known, or all names are.
+There is one table for each kind of thing. Each package of cutlayer fills its own table, and plug-in files add to them.
+So does every installed package with an entry point in the group `cutlayer.plugins`: the entry point names a module with
+the same tables as a plug-in file. It is loaded when somebody asks for an unknown name or for all names.
 """
 
 import inspect
 import logging
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -20,11 +21,11 @@ log = logging.getLogger("cutlayer")
 
 
 class Table(UserDict[str, T]):
-    """The things of one kind, by name."""
+    """The entries of one kind, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.origins: dict[str, str] = {}  # by name: the plug-in that it comes from, if it is not the package's own
+        self.origins: dict[str, str] = {}  # by name: the plug-in that added the entry
 
     def __missing__(self, name: str) -> T:
         load_installed()
@@ -40,21 +41,21 @@ class Table(UserDict[str, T]):
         return iter(self.data)
 
 
-TABLES: dict[str, Table[Any]] = {  # by their names in a plug-in
+TABLES: dict[str, Table[Any]] = {  # by the name of the table in a plug-in
     **{word: Table() for word in ("METHODS", "MODELS", "DATA", "ENGINES", "PARTITIONS", "OPTIMISERS", "SCHEDULES")},
     **{word: Table() for word in ("DEVICES", "METERS", "CODECS", "SAMPLERS")},
 }
-_groups = ["cutlayer.plugins"]  # of entry points that are still to be loaded
+_groups = ["cutlayer.plugins"]  # groups of entry points that are not loaded yet
 
 
 def table(word: str, entries: Mapping[str, T]) -> Table[T]:
-    """The table of this name, with these things of the package in it."""
+    """Add the package's own entries to a table and return it."""
     TABLES[word].data.update(entries)
     return TABLES[word]
 
 
 def add(plugin: str, module: Mapping[str, Any]) -> None:
-    """Add what a plug-in's module has in its tables, or nothing if a part of it cannot be."""
+    """Add all entries of a plug-in's module, or none if one of them is invalid."""
     found = {word: module[word] for word, own in TABLES.items() if module.get(word, own) is not own}
     if not found:
         raise ConfigError(f"the plugin {plugin} has none of {', '.join(TABLES)}, so it brings nothing")
@@ -72,18 +73,18 @@ def add(plugin: str, module: Mapping[str, Any]) -> None:
 
 
 def load_installed() -> None:
-    """Add what installed packages bring, once; one that cannot be used is told of and left out."""
+    """Load the plug-ins of installed packages, once; warn about one that fails and skip it."""
     while _groups:
         for point in entry_points(group=_groups.pop()):
             plugin = point.name if point.dist is None else f"{point.name} of {point.dist.name}"
             try:
                 add(plugin, vars(point.load()))
-            except Exception as error:  # whatever is wrong with a stranger's package must not end a command
+            except Exception as error:  # a broken package of somebody else must not end a command
                 log.warning("the plugin %s is left out: %s: %s", plugin, type(error).__name__, error)
 
 
 def find(what: str, table: Mapping[str, T], name: str, where: str = "") -> T:
-    """The entry of this name, or the nearest names."""
+    """Return the entry of this name; an unknown name raises an error that suggests the nearest ones."""
     if name not in table:
         raise UnknownNameError(what, name, table, where)
     return table[name]
@@ -97,7 +98,7 @@ def make(
     *,
     given: Mapping[str, Any] | None = None,
 ) -> T:
-    """Call the entry of this name with the user's options, and with what the program itself gives it."""
+    """Call the entry of this name with the user's options and with the arguments that the program supplies."""
     given = given or {}
     entry = find(what, table, name)
     check_options(f"{what} {name!r}", options_of(entry, given), options)
@@ -106,7 +107,7 @@ def make(
 
 
 def check_options(what: str, known: Parameters, options: Mapping[str, Any], where: str = "") -> None:
-    """Refuse options that a thing does not know, and miss those that it needs."""
+    """Raise an error for an unknown option, and for a required one that is missing."""
     for option in options:
         if option not in known:
             raise UnknownNameError("key" if where else "option", option, known, where or what)
@@ -116,5 +117,7 @@ def check_options(what: str, known: Parameters, options: Mapping[str, Any], wher
 
 
 def options_of(entry: Callable[..., Any], given: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-    """The options that a user may set."""
-    return {k: p for k, p in inspect.signature(entry).parameters.items() if k not in given}
+    """Return the options that a user may set in a configuration; fields marked `python_only` are left out."""
+    hidden = {f.name for f in fields(entry) if "python_only" in f.metadata} if is_dataclass(entry) else set()
+    parameters = inspect.signature(entry).parameters
+    return {k: p for k, p in parameters.items() if k not in given and k not in hidden}

@@ -17,7 +17,7 @@ from cutlayer.core.precision import PRECISIONS, Precision
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition, dirichlet, iid
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.methods import smofi
+from cutlayer.methods.smofi import smofi
 from cutlayer.optim.optimiser import sgd
 from cutlayer.split import Split
 

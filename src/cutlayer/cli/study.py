@@ -12,7 +12,8 @@ from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import accuracy
 from cutlayer.cli.tables import NONE, dashed, plain_table
 from cutlayer.errors import ConfigError
-from cutlayer.methods import METHODS, FedAvg
+from cutlayer.methods import METHODS
+from cutlayer.methods.fedavg import FedAvg
 from cutlayer.planning.profile import profile
 from cutlayer.recipes import cut_study
 from cutlayer.results import report

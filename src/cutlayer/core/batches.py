@@ -1,4 +1,4 @@
-"""Which samples a client trains on at each of its steps: a function of the key, never of the engine."""
+"""Which samples a client trains on at each step: a function of the key, independent of the engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How clients walk over their data in a round."""
+    """How clients iterate over their data in a round."""
 
     size: int = 32  # samples in a mini-batch
     epochs: int = 1  # passes over the local data in a round
-    steps: int | None = None  # a fixed number of steps for everyone instead; the data starts over when it runs out
-    drop_last: bool = True  # leave out the last, smaller batch of a pass
+    steps: int | None = None  # a fixed number of steps for every client instead; data that runs out starts over
+    drop_last: bool = True  # drop the last, smaller batch of a pass
 
     def __post_init__(self) -> None:
         for name in ("size", "epochs", "steps"):
@@ -43,10 +43,10 @@ class Batching:
                 raise ConfigError(f"batching: {name} is {value!r}; it must be a whole number")
             if value < 1:
                 raise ConfigError(f"batching: {name} is {value}; it must be at least 1")
-            object.__setattr__(self, name, int(value))  # numpy's integers are no JSON
+            object.__setattr__(self, name, int(value))  # JSON cannot store numpy integers
 
     def per_epoch(self, num_samples: int, size: int) -> int:
-        """Steps in one pass. A client with less than a batch takes all it has; one sample alone is no batch."""
+        """Return the steps in one pass. A client with less than a batch uses all it has; one sample is no batch."""
         if num_samples < 2:
             return 0
         if num_samples < size:
@@ -62,12 +62,12 @@ class Batching:
 
 
 class Walk:
-    """One round's batches of all clients, drawn pass by pass as they are asked for."""
+    """The batches of all clients in one round; each pass is shuffled when it is first needed."""
 
     def __init__(
         self,
         batching: Batching,
-        index: Sequence[Index] | Mapping[int, Index] | Mapping[int, range],  # of each client: its samples
+        index: Sequence[Index] | Mapping[int, Index] | Mapping[int, range],  # by client: its samples
         key: int,
         sizes: Mapping[int, int],
     ) -> None:
@@ -81,17 +81,17 @@ class Walk:
         return self.batching.per_epoch(len(self.index[client]), self.size(client))
 
     def per_round(self, client: int, count: int | None = None) -> int:
-        """Steps of a client; where the method counts them itself, so many, if it has any batch."""
+        """Return the number of steps of a client: `count` if given, and 0 for a client without a batch."""
         batching = self.batching if count is None else replace(self.batching, steps=count)
         return batching.per_round(len(self.index[client]), self.size(client))
 
     def length(self, client: int, step: int) -> int:
-        """How many samples a client's own step number `step` has."""
+        """Return the number of samples in a client's own step number `step`."""
         size = self.size(client)
         return min(size, len(self.index[client]) - step % self.per_epoch(client) * size)
 
     def samples(self, client: int, step: int) -> Index:
-        """The samples of a client's own step number `step`, in order."""
+        """Return the samples of a client's own step number `step`, in order."""
         number, at = divmod(step, self.per_epoch(client))
         size = self.size(client)
         return self._shuffled(client, number)[at * size : (at + 1) * size]
@@ -100,7 +100,7 @@ class Walk:
         held = self._pass.get(client)
         if held is None or held[0] != number:
             index = np.asarray(self.index[client])
-            # An order of places, not of samples: a client that holds only its own samples draws the same.
+            # Shuffle positions, not sample numbers: a device that holds only its own samples gets the same order.
             order = index[keys.generator(self.key, "batches", client, number).permutation(len(index))]
             self._pass[client] = held = (number, order)
         return held[1]

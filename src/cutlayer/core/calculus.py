@@ -1,6 +1,6 @@
-"""Differentiation of one client's function, or of many side by side: plain autograd around the forward pass.
+"""Differentiation for one client or for a stack of clients: plain autograd around the forward pass.
 
-Backward passes run outside `vmap`, on the stacked tensors themselves: the same numbers, without its overhead.
+Backward passes run outside `vmap`, on the stacked tensors: the same numbers without the overhead of `vmap`.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from cutlayer.core.state import Grads, Tensors
 from cutlayer.core.values import PerClient
 from cutlayer.errors import CutError, LawError
 
-Pull = Callable[..., Grads]  # of the gradient; with again=True it can be asked once more
+Pull = Callable[..., Grads]  # of the gradient of the output; with again=True it can be called once more
 
 
 class Pullback(NamedTuple):
-    """A pullback with the clients that it was made for, side by side."""
+    """A pullback and the clients that it was made for."""
 
     pull: Pull
     clients: tuple[int, ...]
 
 
 def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> tuple[Tensor, Pull]:
-    """The output of run(*args) and its pullback.
+    """Return the output of run(*args) and its pullback.
 
-    The pullback gives the gradients of the parameters of args[0], if it is a part, and of args[cut], if asked for.
+    The pullback returns the gradients of the parameters of args[0], if it is a part, and of args[cut], if given.
     """
     given: Tensors = getattr(args[0], "params", {})
     params = named.leaves(given)
@@ -42,7 +42,7 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
     inputs = [*params.values(), *([args[cut]] if cut is not None else [])]
 
     def pull(gradient: Tensor, *, again: bool = False) -> Grads:
-        if not out.requires_grad:  # nothing was trainable on the way, as in an empty client
+        if not out.requires_grad:  # nothing trains here, as in an empty client
             return Grads({}, buffers)
         found = torch.autograd.grad(out, inputs, gradient, allow_unused=True, retain_graph=again)
         by_name = {k: g for k, g in zip(params, found, strict=False) if g is not None}
@@ -52,13 +52,13 @@ def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None
 
 
 def gradient(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> Grads:
-    """Gradients of a loss, with the loss. A loss that is not finite gives NaN, so the parts it reaches stop."""
+    """Return the loss and its gradients. If the loss is not finite they are NaN, so the parts that get them stop."""
     loss, pull = vjp(run, args, cut)
     seed = torch.where(loss.isfinite(), 1.0, torch.nan).to(loss.dtype)
     return pull(seed)._replace(loss=loss)
 
 
 def check_pullback(value: PerClient) -> None:
-    """Only what `vjp` gave can be run by value; any other function needs a name."""
+    """Refuse a value that is not a pullback of `vjp`: any other function must be called by name."""
     if not all(isinstance(b.tree, Pullback) for b in value.blocks):
         raise LawError("this value is no pullback of `vjp`, so it cannot be run; name a function that is declared")

@@ -1,42 +1,48 @@
-"""Checks of hyper-parameters, in a user's words."""
+"""Checks of hyper-parameters, with error messages for users."""
 
 import math
 import re
-from typing import Any
+from typing import TypeGuard, get_args
 
 import torch
 
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, UnknownNameError
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error says, or its name."""
+    """Return the first line of an error's message, or the name of its class."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def check(holds: bool, name: str, value: Any, wanted: str) -> None:
+def check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {value!r}, but it must be {wanted}.")
 
 
-def check_count(name: str, value: Any) -> None:
+def check_choice(name: str, value: object, literal: object, where: str = "") -> None:
+    """Refuse a value that a `Literal` type does not list."""
+    if value not in get_args(literal):
+        raise UnknownNameError(name, str(value), get_args(literal), where)
+
+
+def check_count(name: str, value: object) -> None:
     check(type(value) is int and value > 0, name, value, "a whole number above 0")
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: object) -> None:
     check(is_number(value) and value > 0, name, value, "a number above 0")
 
 
-def check_decay(rate: Any) -> None:
+def check_decay(rate: object) -> None:
     check(is_number(rate) and rate >= 0, "weight_decay", rate, "a number from 0 up")
 
 
 def check_device_name(name: str) -> None:
-    """Refuse what is no device of cutlayer, whether this machine has it or not."""
+    """Refuse a name that is no device of cutlayer, whether or not this machine has one."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError(f"unknown device {name!r}; known: cpu, cuda")
 
@@ -52,8 +58,8 @@ def check_device(name: str) -> None:
         ) from None
 
 
-def check_type(name: str, value: Any, wanted: type, how: str) -> None:
-    """Refuse a value of another type than a Python caller must give, and say how to make one."""
+def check_type(name: str, value: object, wanted: type, how: str) -> None:
+    """Refuse an argument of the wrong type, and say how to make one of the right type."""
     if not isinstance(value, wanted):
         raise ConfigError(f"{name} is {_a(type(value))}; give {_a(wanted)}, {how}")
 

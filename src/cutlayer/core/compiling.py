@@ -1,4 +1,4 @@
-"""Where an engine compiles functions of tensors, and by what: who has one that is worth it asks here."""
+"""The current compiler: an engine sets it, and code with a function worth compiling asks for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _compiler: ContextVar[Compiler | None] = ContextVar("compiler", default=None)
 
 @contextmanager
 def compiling_by(own: Compiler) -> Iterator[None]:
-    """Inside, functions are compiled by this."""
+    """Set the compiler for the time of the context."""
     token = _compiler.set(own)
     try:
         yield
@@ -23,6 +23,6 @@ def compiling_by(own: Compiler) -> Iterator[None]:
 
 
 def compiler() -> Compiler | None:
-    """What compiles functions here, if anything does; inside of vmap there are no tensors to trace."""
+    """Return the current compiler, if any; none inside `vmap`, whose tensors cannot be traced."""
     own = _compiler.get()
     return None if own is None or is_inside_vmap() else own

@@ -1,10 +1,10 @@
-"""Shared random directions: the same numbers, bit for bit, on every device and engine, from nothing but a seed.
+"""Shared random directions: from a seed alone, the same numbers on every device and engine, bit for bit.
 
 A direction is a standard normal vector over named parameters. Number k of a seed is a function of the two alone (a
-counter-based generator), so nothing is stored and any stretch can be made again. Only integer arithmetic and +, -, x
-and / of float64 are used: IEEE 754 prescribes their every bit, while `log`, `cos`, a fused multiply-add or, on some
-GPUs, even `sqrt` may differ from one device, library or compiler to the next. Each step is therefore a tensor operation
-of its own.
+counter-based generator), so nothing is stored and any range can be generated again. Only integer arithmetic and +, -,
+x and / of float64 are used, because IEEE 754 defines every bit of their results. `log`, `cos`, a fused multiply-add or,
+on some GPUs, even `sqrt` may differ between devices, libraries and compilers. So each step is a tensor operation of its
+own.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cutlayer.core.state import Tensors
 
-# Numbers that are made at a time: so many fit a CPU's cache, and fill a GPU. The bits do not depend on it.
+# Numbers generated at a time: enough to fill a GPU, few enough for a CPU's cache. The bits do not depend on it.
 STRETCH = {"cpu": 1 << 15}
 LONG_STRETCH = 1 << 19
 
@@ -27,28 +27,29 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX2 = 0x94D049BB133111EB - (1 << 64)
 
-HALF_EXPONENT = 0x1FF7A3BEA91D9B1B  # half the bits of 1.0, less what makes a straight line between powers of 4 fit best
-LOG2 = 0.6931471805599453  # written out: a library's logarithm is not the same everywhere
+# Half the bits of 1.0, less the offset that makes a straight line between powers of 4 fit best.
+HALF_EXPONENT = 0x1FF7A3BEA91D9B1B
+LOG2 = 0.6931471805599453  # a literal: a library's logarithm is not the same everywhere
 
 
 def seeds(key: int, num: int) -> Tensor:
-    """So many seeds from a key; they travel as 8 bytes each."""
+    """Return `num` seeds from a key; each is sent as 8 bytes."""
     return mixed(torch.tensor(key) + GOLDEN * torch.arange(1, num + 1))
 
 
 def child(seed: Tensor, number: int) -> Tensor:
-    """The seed of a direction that has nothing in common with its parent's or its siblings'."""
+    """Return the seed of a direction that is independent of its parent's and its siblings'."""
     return mixed(mixed(seed) + (GOLDEN * (number + 1) + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
 def shifted(params: Tensors, seed: Tensor, size: float) -> Tensors:
-    """The parameters moved by `size` along the direction of a seed, in memory of their own."""
+    """Return the parameters moved by `size` along the direction of a seed, as new tensors."""
     flat = torch.cat([u[0].to(_dtype(params)) for u in _stretches(seed[None], params)])
     return {name: p + size * u for (name, p), u in zip(params.items(), _taken_apart(flat, params), strict=True)}
 
 
 def combined(like: Tensors, seeds: Tensor, factors: Tensor) -> Tensors:
-    """The directions of the seeds times their factors (float64), added in the order of the seeds."""
+    """Return the sum of the seeds' directions times their factors (float64), added in the order of the seeds."""
     sums = []
     for stretch in _stretches(seeds, like):
         total = stretch[0] * factors[0]
@@ -59,7 +60,7 @@ def combined(like: Tensors, seeds: Tensor, factors: Tensor) -> Tensors:
 
 
 def _stretches(seeds: Tensor, like: Tensors) -> Iterator[Tensor]:
-    """The directions of all seeds side by side, stretch by stretch, over the parameters as one vector."""
+    """Yield the directions of all seeds, one stretch of the flattened parameters at a time."""
     length = sum(p.numel() for p in like.values())
     device = next((p.device for p in like.values()), torch.device("cpu"))
     stretch = max(2, STRETCH.get(device.type, LONG_STRETCH) // len(seeds) // 2 * 2)
@@ -71,38 +72,38 @@ def _stretches(seeds: Tensor, like: Tensors) -> Iterator[Tensor]:
 
 
 def _dtype(like: Tensors) -> torch.dtype:
-    """A type that loses nothing of any of them."""
+    """Return a type that represents the values of all parameters exactly."""
     return functools.reduce(torch.promote_types, (p.dtype for p in like.values()), torch.float16)
 
 
 def _taken_apart(flat: Tensor, like: Tensors) -> list[Tensor]:
-    """One vector as tensors of these shapes and types."""
+    """Split a vector into tensors of these shapes and types."""
     pieces = torch.split(flat, [p.numel() for p in like.values()])
     return [piece.reshape(p.shape).to(p.dtype) for piece, p in zip(pieces, like.values(), strict=True)]
 
 
 def normals(seed: Tensor, start: int, stop: int) -> Tensor:
-    """Numbers start to stop of a seed, standard normal, float64; `start` is even. Seeds may have a last axis of 1.
+    """Return numbers `start` (even) to `stop` of a seed: standard normal, float64. Seeds may end in an axis of 1.
 
-    Box and Muller (1958): a pair of uniform numbers, one 64-bit hash, makes a pair of normal ones.
+    Box and Muller (1958): one 64-bit hash gives two uniform numbers, which give two normal ones.
     """
     pairs = torch.arange(start // 2, (stop + 1) // 2, device=seed.device)
     bits = mixed(mixed(seed) + GOLDEN * pairs)
-    radius = sqrt(0.0 - 2.0 * log((_high(bits) + 1).double() / 2.0**32))  # of +0 for the logarithm of 1, never of -0
+    radius = sqrt(0.0 - 2.0 * log((_high(bits) + 1).double() / 2.0**32))  # +0 where the logarithm is 0, never -0
     sine, cosine = sine_and_cosine((bits & MASK32).double() / 2.0**32)
     pair = torch.stack((radius * cosine, radius * sine), dim=-1)
     return pair.flatten(-2)[..., : stop - start]
 
 
 def mixed(z: Tensor) -> Tensor:
-    """A bijection of 64-bit integers that spreads every bit over all others; sums and products wrap around."""
+    """Hash 64-bit integers, a bijection in which every bit affects all others; sums and products wrap around."""
     z = (z ^ _shifted_right(z, 30)) * MIX1
     z = (z ^ _shifted_right(z, 27)) * MIX2
     return z ^ _shifted_right(z, 31)
 
 
 def _shifted_right(z: Tensor, bits: int) -> Tensor:
-    """Zeros come in from the left, whatever the sign."""
+    """Shift right and fill with zeros, whatever the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -111,11 +112,11 @@ def _high(bits: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """Natural logarithm of float64 numbers in (0, 1], to about 1e-15.
+    """Return the natural logarithm of float64 numbers in (0, 1], to about 1e-15.
 
     x = m 2^e with m in [0.70, 1.41), and log m = 2 artanh(s) with s = (m - 1) / (m + 1), as a series in s².
     """
-    half = 0x3FE6A09E00000000  # the bits of 0.7071...: numbers from there to twice that keep the exponent 0
+    half = 0x3FE6A09E00000000  # the bits of 0.7071...: numbers from there to twice that have exponent 0
     bits = _seen_as(x, torch.int64)
     exponent = (bits - half) >> 52
     m = _seen_as(bits - (exponent << 52), torch.float64)
@@ -124,15 +125,16 @@ def log(x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root of float64 numbers, to about 1e-15: Newton's iteration from half the exponent; of 0, next to 0."""
+    """Return the square root of float64 numbers, to about 1e-15 (near 0 for 0): Newton's iteration."""
+    # Start from half the exponent.
     root = _seen_as((_seen_as(x, torch.int64) >> 1) + HALF_EXPONENT, torch.float64)
-    for _ in range(4):  # 0.035, 6e-4, 2e-7, 2e-14 and 2e-28 of relative error, but for rounding
+    for _ in range(4):  # the relative errors are 0.035, 6e-4, 2e-7, 2e-14 and 2e-28, apart from rounding
         root = (root + x / root) * 0.5
     return root
 
 
 class _View(torch.autograd.Function):
-    """The same bits as numbers of another type. `vmap` cannot do that with `Tensor.view` in torch 2.11 and before."""
+    """View the bits as another type. Up to torch 2.11, `vmap` does not support `Tensor.view` with a type."""
 
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -140,7 +142,7 @@ class _View(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is differentiated here."""
+        """Keep nothing: there is no backward pass."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int | None]:
@@ -153,7 +155,7 @@ def _seen_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sine_and_cosine(turns: Tensor) -> tuple[Tensor, Tensor]:
-    """Sine and cosine of float64 angles in [0, 1) turns, to about 1e-15: Taylor series within an eighth of a turn."""
+    """Return sine and cosine of float64 angles in [0, 1) turns, to about 1e-15: Taylor series up to 1/8 turn."""
     quarter = torch.floor(turns * 4.0 + 0.5)
     angle = (turns - quarter / 4.0) * (2 * math.pi)
     square = angle * angle
@@ -166,7 +168,7 @@ def sine_and_cosine(turns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _polynomial(x: Tensor, coefficients: list[float]) -> Tensor:
-    """Horner's scheme, each product and sum rounded by itself."""
+    """Evaluate a polynomial by Horner's scheme; each product and sum is rounded separately."""
     total = x * coefficients[-1]
     for c in reversed(coefficients[1:-1]):
         total = (total + c) * x

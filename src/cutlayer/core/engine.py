@@ -1,4 +1,4 @@
-"""What an engine does for the places: load batches, call functions and differentiate them, client by client."""
+"""The protocol of engines: they load batches, call functions and differentiate them for each client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,59 +12,50 @@ Fn = Callable[..., Any]
 Ids = tuple[int, ...]
 
 
-class Engine(Protocol):
-    """Runs functions once per client. How the values of many clients sit in memory is its own business."""
+class Computes(Protocol):
+    """Runs functions once per client: what engines and transports have in common."""
+
+    def keys(self, keys: Mapping[int, int]) -> PerClient:
+        """Return each client's key of a step, known at every place."""
+
+    def seeds(self, keys: Mapping[int, int]) -> PerClient:
+        """Return the same keys as int64 tensors."""
+
+    def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
+        """Return fn(*values) of each client."""
+
+    def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        """Return (output, pullback) of fn(*values) -> (output, buffers) for each client."""
+
+    def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
+        """Return the gradients of fn(*values) -> (loss, buffers) for each client."""
+
+    def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
+        """Run each client's pullback on its gradient."""
+
+
+class Engine(Computes, Protocol):
+    """Runs functions in this process. The engine decides how the values of many clients are laid out in memory."""
 
     name: str
 
     def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        """Each client's samples: inputs and labels, at the client."""
-        ...
-
-    def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """Each client's key of a step, known at every place."""
-        ...
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        """The same as int64 tensors."""
-        ...
-
-    def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
-        """fn(*values) of each client."""
-        ...
-
-    def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        """(output, pullback) of fn(*values) -> (output, buffers) of each client."""
-        ...
-
-    def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        """Gradients of fn(*values) -> (loss, buffers) of each client."""
-        ...
-
-    def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        """Each client's pullback of its gradient."""
-        ...
+        """Return each client's inputs and labels, at the client."""
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
-        """fn(*values), of values that a server holds."""
-        ...
+        """Return fn(*values) of values that a server holds."""
 
     def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
-        """The sum of each client's values times its weight; integers as numbers, or their maximum."""
-        ...
+        """Return the weighted sum over clients; integers are summed, too, or their maximum is taken."""
 
     def real(self, value: Tree) -> Tree:
-        """The value computed, where the engine only has a handle to it."""
-        ...
+        """Return the computed value where the engine has only a handle to it."""
 
     def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
-        """Values that came from elsewhere, client by client, laid out as this engine computes them."""
-        ...
+        """Lay out values that came from other processes as this engine computes them."""
 
     def forget(self) -> None:
-        """Drop everything that still waits to be computed: the round failed."""
-        ...
+        """Drop all pending computation after a failed round."""
 
     def recover(self, error: BaseException, attempt: int) -> "Engine":
-        """The engine to retry a round on whose attempt of this number failed; raises if no retry can help."""
-        ...
+        """Return the engine to retry a round on after this failed attempt; raise if a retry cannot help."""

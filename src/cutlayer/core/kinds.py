@@ -1,4 +1,4 @@
-"""Kinds: the name of everything that may cross between places, and the one server each belongs to."""
+"""Kinds: the names under which values cross between places, and the home server of each."""
 
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple
 
@@ -8,18 +8,18 @@ from cutlayer.errors import LawError
 if TYPE_CHECKING:
     from cutlayer.core.values import PerClient
 
-Place = Literal["clients", "server", "fed", "anywhere"]  # anywhere: derived from the seed, never sent
+Place = Literal["clients", "server", "fed", "anywhere"]  # anywhere: derived from the seed and never sent
 
 
 class Parcel(NamedTuple, Generic[T]):
-    """A value under the kind it travels as."""
+    """A value with the kind under which it crosses."""
 
     kind: "Kind"
     value: "PerClient[T]"
 
 
 class Kind(NamedTuple):
-    """What a crossing is, and its home: the server that may see a single client's values of it."""
+    """The kind of a crossing, and its home: the server that may see a single client's values."""
 
     name: str
     home: Place | None
@@ -28,17 +28,17 @@ class Kind(NamedTuple):
         return Parcel(self, value)
 
 
-# The training server computes on what the cut lets through ...
+# The training server computes on what crosses the cut ...
 ACTIVATIONS = Kind("activations", "server")
 LABELS = Kind("labels", "server")
 GRADIENTS = Kind("gradients", "server")
 AUXILIARY = Kind("auxiliary", "server")
 SCALARS = Kind("scalars", "server")
-# ... the fed server keeps and averages client-side models: nobody holds both.
+# ... and the fed server keeps and averages client-side models: no server holds both.
 MODEL = Kind("model", "fed")
 SLOPES = Kind("slopes", "fed")
 STATISTICS = Kind("statistics", "fed")
-# Not about any one client's data.
+# These tell nothing about a single client's data.
 SETTINGS = Kind("settings", None)
 SETUP = Kind("setup", None)
 SYNC = Kind("sync", None)
@@ -47,6 +47,6 @@ KINDS = (ACTIVATIONS, LABELS, GRADIENTS, AUXILIARY, SCALARS, MODEL, SLOPES, STAT
 
 
 def check_kind(kind: Kind) -> None:
-    """Refuse a kind that is not one of these: a home of one's own choosing would be no law."""
+    """Refuse a kind that is not one of these: with a new kind, a method could choose any home."""
     if kind not in KINDS:
         raise LawError(f"{kind!r} is not a kind of cutlayer.core.kinds; what crosses goes under one of those")

@@ -1,52 +1,47 @@
-"""What clients keep between rounds: each value under a name, with a version that says how far it has come.
+"""Values that clients keep between rounds, each under a name and with a version.
 
-In a simulation the clients' values lie here, and clients whose values are equal to the last bit share one copy. On
-devices each client keeps its own, and states its versions when it joins.
+In a simulation this module stores them, and clients whose values are equal to the last bit share one copy. On devices
+each client stores its own values and reports their versions when it joins.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from cutlayer.core import tree
 from cutlayer.core.tree import Tree
-from cutlayer.core.values import Block, PerClient
+from cutlayer.core.values import PerClient, grouped
 from cutlayer.errors import LawError
 
 
 class Kept(NamedTuple):
-    """One client's value."""
+    """The value of one client."""
 
     version: int
     value: Tree
-    ready: float = 0.0  # the simulated second since which it is there
+    ready: float = 0.0  # the simulated second at which it became available
 
 
 class Recall(Protocol):
-    """What some clients keep: `clients.memory`."""
+    """The values that some clients keep: `clients.memory`."""
 
     def versions(self, name: str) -> dict[int, int]:
-        """The version of those clients that hold such a value, as they state it."""
-        ...
+        """Return, by client, the version that it reports; clients without such a value are left out."""
 
     def recall(self, name: str) -> PerClient:
-        """The values of those clients that hold one, at the clients."""
-        ...
+        """Return the values of the clients that hold one, at the clients."""
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
-        """Let each client keep its value; the same values, in memory of their own, come back."""
-        ...
+        """Let each client keep its value, and return the values as they are kept."""
 
 
 class Keeps(Protocol):
-    """Where clients keep their values."""
+    """The store of the clients' values."""
 
     def at(self, ids: tuple[int, ...]) -> Recall:
-        """What these clients keep."""
-        ...
+        """Return what these clients keep."""
 
 
 def check_kept(value: PerClient) -> None:
-    """Clients cannot keep what a server holds."""
+    """Refuse to keep a value that a server holds, and a client's own data."""
     if value.place != "clients":
         raise LawError(f"clients keep only what they hold, but this value is at the {value.place}; send it first")
     if any(b.raw is not None for b in value.blocks):
@@ -54,7 +49,7 @@ def check_kept(value: PerClient) -> None:
 
 
 class Memory:
-    """The clients' values, by name and client."""
+    """The clients' values in this process, by name and client."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[int, Kept]] = {}
@@ -66,13 +61,13 @@ class Memory:
         return Memories(self, ids)
 
     def fork(self) -> "Memory":
-        """A copy for a round that is only tried."""
+        """Return a copy for a round that may be rolled back."""
         other = Memory()
         other._kept = {name: dict(kept) for name, kept in self._kept.items()}
         return other
 
     def content(self) -> dict[str, Any]:
-        """For a checkpoint; values that clients share are stored once."""
+        """Return the content for a checkpoint; values that clients share are stored once."""
         content = {}
         for name, kept in self._kept.items():
             values = tuple({id(k.value): k.value for k in kept.values()}.values())
@@ -82,7 +77,7 @@ class Memory:
         return content
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Go on from these values."""
+        """Continue from the content of a checkpoint."""
         self._kept = {
             name: {j: Kept(version, stored["values"][i]) for j, (version, i) in stored["clients"].items()}
             for name, stored in content.items()
@@ -90,7 +85,7 @@ class Memory:
 
 
 class Memories:
-    """What some clients keep here."""
+    """The values that some clients keep in this process."""
 
     def __init__(self, memory: Memory, ids: tuple[int, ...]) -> None:
         self._memory, self._ids = memory, ids
@@ -107,27 +102,18 @@ class Memories:
         check_kept(value)
         kept = self._memory.of(name)
         known = [k.value for k in kept.values() if k.version == version]
-        for j, own in _rows(value):
+        for j, own in ((j, block.row(j)) for block in value.blocks for j in block.ids):
             if j in self._ids:
                 same = next((other for other in known if tree.equal(other, own)), None)
                 if same is None:
-                    # Tensors of their own, as a checkpoint would give back.
+                    # Copied tensors, as a checkpoint would restore them.
                     same = tree.owned(own)
                     known.insert(0, same)
                 kept[j] = Kept(version, same, value.ready.get(j, 0.0))
         return _shared({j: kept[j] for j in value.ids if j in self._ids})
 
 
-def _rows(value: PerClient) -> Iterator[tuple[int, Tree]]:
-    for block in value.blocks:
-        for j in block.ids:
-            yield j, block.row(j)
-
-
 def _shared(kept: dict[int, Kept]) -> PerClient:
-    """Clients that share a value sit together, so that what is computed from it is computed once."""
-    groups: dict[int, list[int]] = {}
-    for j, own in kept.items():
-        groups.setdefault(id(own.value), []).append(j)
-    blocks = [Block(tuple(ids), kept[ids[0]].value, stacked=False) for ids in groups.values()]
+    """Put clients that share a value into one block, so that engines compute on it once."""
+    blocks = grouped({j: own.value for j, own in kept.items()})
     return PerClient("clients", blocks, kept, ready={j: own.ready for j, own in kept.items() if own.ready})

@@ -1,4 +1,4 @@
-"""What every method is: hyper-parameters and pieces, what it needs of a run, a start, and a round."""
+"""The protocol of methods: hyper-parameters and pieces, what the method needs of a run, a start, and a round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,28 @@ from cutlayer.core.values import Held
 from cutlayer.errors import ConfigError, LawError, UsageError
 
 C = TypeVar("C", bound=type[Any])
+PYTHON_ONLY = {"python_only": True}  # metadata of a field that Python code may set and a configuration file may not
+
+
+# (clients, the run's batch size) -> batch size by client; a client that is left out uses the run's.
+Sizes = Callable[[Sequence[int], int], Mapping[int, int]]
 
 
 def equal_batches(ids: Sequence[int], batch: int) -> Mapping[int, int]:
-    """Every client keeps the run's batch size."""
+    """Let every client use the run's batch size."""
     return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a method needs of a run; `runs.checks` holds every run to it, wherever it runs."""
+    """What a method needs of a run; `runs.checks` checks every run against it."""
 
-    fewest_clients: int = 1  # that a round needs from its beginning to its end
-    num_clients: int | None = None  # of the run, where the method has a list with an entry for each
-    counts_steps: bool = False  # the method says how many mini-batches a round has, so the batching must not
-    batch_sizes: Callable[[Sequence[int], int], Mapping[int, int]] = equal_batches  # clients, the run's batch -> sizes
-    smallest_batch: int | None = None  # of any client in any round, where that is known; the run's by default
-    full_precision: bool = False  # it compares passes that differ by little, which bfloat16 may round away
+    fewest_clients: int = 1  # that must stay from the beginning of a round to its end
+    num_clients: int | None = None  # of the run, if the method has a list with an entry for each
+    counts_steps: bool = False  # the method sets the number of mini-batches in a round, so the batching must not
+    batch_sizes: Sizes = equal_batches
+    smallest_batch: int | None = None  # of any client in any round, if known; the run's by default
+    full_precision: bool = False  # it compares passes whose small differences bfloat16 may round away
 
 
 class Method(Protocol):
@@ -38,22 +43,20 @@ class Method(Protocol):
 
     @property
     def model(self) -> Any:
-        """The model, as a `Split`."""
+        """The model as a `Split`."""
 
     def start(self, server: Server, fed: Fed) -> State:
-        """The state before the first round."""
-        ...
+        """Return the state before the first round."""
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
-        """The state after one more round with these clients."""
-        ...
+        """Return the state after one more round with these clients."""
 
 
 def method(cls: C) -> C:
-    """Make a class a method: it gets what it does not declare itself, and it is final.
+    """Make a class a method: add the defaults of what it does not declare, and forbid subclasses.
 
-    It may declare `needs`, a `Needs`, and `metrics(state)`, what else the metrics file records of the last round. A new
-    method is a new program of shared pieces, never an override of another's middle.
+    It may declare `needs`, a `Needs`, and `metrics(state)`, which returns its own figures of the last round for the
+    metrics file. A new method composes shared pieces; it never overrides a part of another method.
     """
 
     def refuse(sub: type[Any], /, **_: Any) -> None:
@@ -71,7 +74,7 @@ def method(cls: C) -> C:
 
 
 def needs_of(method: Method) -> Needs:
-    """What a method needs of a run."""
+    """Return what a method needs of a run."""
     if not isinstance(vars(type(method)).get("needs"), property):
         raise ConfigError(f"{type(method).__name__} is no method yet; put @method above its @dataclass")
     needs: Needs = method.needs  # type: ignore[attr-defined]  # the decorator supplies it
@@ -79,17 +82,17 @@ def needs_of(method: Method) -> Needs:
 
 
 def metrics_of(method: Method, state: State) -> dict[str, Any]:
-    """What else the metrics file records of the last round."""
+    """Return the method's own figures of the last round for the metrics file."""
     metrics: dict[str, Any] = method.metrics(state)  # type: ignore[attr-defined]  # the decorator supplies it
     return metrics
 
 
 class TooFew(UsageError):
-    """Too few clients are left at the end of a round: it did not happen, and can be tried again."""
+    """Too few clients are left at the end of a round; it is rolled back and can be retried."""
 
 
 def check_left(method: str, mean: Held, fewest: int) -> None:
-    """For methods whose layers change servers: a mean over a single client would tell of it."""
+    """Refuse a mean over a single client where layers change servers: it would reveal that client's layers."""
     if mean.stays and fewest > 1:
         raise too_few(method, fewest)
 
@@ -102,6 +105,6 @@ def too_few(method: str, fewest: int) -> TooFew:
 
 
 def global_model(state: State) -> Model:
-    """The whole model, for whoever may hold both halves: evaluation and export."""
+    """Return the whole model, for those who may hold both halves: evaluation and export."""
     client: Model = state.client.tree.model
     return client.joined(state.server.tree.model)

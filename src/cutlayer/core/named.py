@@ -1,6 +1,6 @@
-"""What is done to the named tensors of a model as a whole.
+"""Operations on all named tensors of a model.
 
-An engine that keeps them in a mapping of its own registers its own way for it (`functools.singledispatch`).
+An engine with its own mapping of tensors registers its own versions (`functools.singledispatch`).
 """
 
 from functools import singledispatch
@@ -10,17 +10,17 @@ from cutlayer.core.state import Tensors
 
 @singledispatch
 def leaves(params: Tensors) -> Tensors:
-    """The parameters as what to differentiate by."""
+    """Return the parameters as leaves to differentiate with respect to."""
     return {name: value.detach().requires_grad_() for name, value in params.items()}
 
 
 @singledispatch
 def typed(params: Tensors, gradients: Tensors) -> Tensors:
-    """Gradients in the types of their parameters: some may have been differentiated by in another one."""
+    """Convert gradients to the types of their parameters, which may have been differentiated in another type."""
     return {name: gradient.to(params[name].dtype) for name, gradient in gradients.items()}
 
 
 @singledispatch
 def copies(values: Tensors, names: tuple[str, ...]) -> Tensors:
-    """Copies of the values of these names."""
+    """Return copies of the values of these names."""
     return {name: values[name].clone() for name in names}

@@ -1,4 +1,4 @@
-"""Three places and the verbs between them: everything a method can say.
+"""Three places and the verbs between them: all that a method is written in.
 
 Values live at the **clients** (data, lower layers), at the training **server** (activations, labels, upper layers) or
 at the **fed** server (keeps and averages client-side models). `do` computes at the clients, `down` sends to them, and
@@ -14,17 +14,18 @@ from torch import Tensor
 from cutlayer.core import keys, tree
 from cutlayer.core.batches import Walk
 from cutlayer.core.calculus import Pull, check_pullback
+from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.core.memory import Recall
-from cutlayer.core.meter import How, Meter, NoClock, Timer
+from cutlayer.core.meter import Direction, How, Meter, Ready, Timer
 from cutlayer.core.program import Program
 from cutlayer.core.state import Grads, Tensors
+from cutlayer.core.sums import Weights
 from cutlayer.core.transport import Transport
 from cutlayer.core.tree import T
 from cutlayer.core.values import Block, Gives, Held, PerClient, Raw, at_once, common, pair, shared
 from cutlayer.errors import LawError
 
-Weights = Mapping[int, float]
 Barrier = Literal["epoch", "step"] | None
 Scalar = int | float
 R = TypeVar("R")
@@ -32,72 +33,72 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a round runs in: the clients' program, the way to them, and the meters that watch the verbs."""
+    """The context of a round: the clients' program, the transport to them, and the meters."""
 
     program: Program
     transport: Transport
-    walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that a method regulates -> this round's batches
-    sizes: Weights  # samples of each client of the round
+    walk: Callable[[Mapping[int, int]], Walk]  # batch sizes that the method sets -> the batches of this round
+    sizes: Weights  # number of samples of each client of the round
     key: int  # of this round
     meters: tuple[Meter, ...] = ()
-    clock: Timer = NoClock()
-    missing: set[int] = field(default_factory=set)  # clients that did not answer when they were asked
+    clock: Timer = Timer()
+    missing: set[int] = field(default_factory=set)  # clients that did not answer an `up`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One mini-batch of every client that still has one; who is lost in the middle of it has not taken it."""
+    """One mini-batch of every client that has one left. A client that disconnects during a step has not taken it."""
 
     everyone: "Clients"  # the clients of the round
     active: "Clients"  # those that take this step
-    last: Mapping[int, int]  # the number of each client's last step before this one; of those that took any
-    left: Mapping[int, int]  # steps that each active client has after this one
-    sizes: Mapping[int, int]  # samples in each active client's batch
+    last: Mapping[int, int]  # by client that has taken a step: the number of its last one before this
+    left: Mapping[int, int]  # by active client: steps left after this one
+    sizes: Mapping[int, int]  # by active client: samples in its batch
     x: PerClient
     y: PerClient[Tensor]
-    key: PerClient[int | None]  # randomness of this step, known at every place
-    seed: PerClient[Tensor]  # the same as a tensor, to draw directions from
-    own: PerClient[Tensor]  # another one that each client has to itself
+    key: PerClient[int | None]  # random key of this step, known at every place
+    seed: PerClient[Tensor]  # the same as a tensor, for random directions
+    own: PerClient[Tensor]  # a seed that only the client knows
     number: int
-    by_epoch: bool  # whether all end an epoch before anyone starts the next
+    by_epoch: bool  # whether all clients finish an epoch before any starts the next
 
     @property
     def staying(self) -> "Clients":
-        """Those of the active clients that have another step."""
+        """The active clients that have another step."""
         return self.active.only(tuple(j for j in self.active.alive if self.left[j]))
 
     @property
     def idle(self) -> dict[int, int]:
-        """For each client that has taken a step: how many steps ago that was, 0 while it is active."""
+        """By client that has taken a step: how many steps ago its last one was; 0 for an active client."""
         last = {**self.last, **dict.fromkeys(self.active.ids, self.number)}
         return {j: self.number - last[j] for j in sorted(last)}
 
     @property
     def ends_epoch(self) -> bool:
-        """With a barrier per epoch: everyone has finished this one."""
+        """Whether all clients have finished an epoch at which they wait for each other."""
         return self.by_epoch and not self.staying.ids
 
 
 class Clients:
-    """The only door to the clients."""
+    """The clients of a round, or some of them; a method reaches them only through these verbs."""
 
     def __init__(self, world: World, ids: tuple[int, ...]) -> None:
         self._world, self._ids = world, ids
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Their numbers, without those that did not answer."""
+        """The numbers of the clients, without those that did not answer."""
         missing = self._world.missing
         return tuple(j for j in self._ids if j not in missing) if missing else self._ids
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Those that can be asked again: one that has answered may be lost since."""
+        """The clients that are still connected."""
         return self._world.transport.alive(self.ids)
 
     @property
     def weights(self) -> dict[int, float]:
-        """Each client's number of samples."""
+        """By client: its number of samples."""
         return {j: self._world.sizes[j] for j in self.ids}
 
     @property
@@ -107,7 +108,7 @@ class Clients:
 
     @property
     def memory(self) -> Recall:
-        """Values that stay at these clients between rounds, each with a version."""
+        """The values that these clients keep between rounds, each with a version."""
         return self._world.transport.memory(self.ids)
 
     @property
@@ -116,6 +117,7 @@ class Clients:
         return self._world.walk({}).batching.size
 
     def only(self, ids: tuple[int, ...]) -> "Clients":
+        """Return these clients of the round."""
         strangers = [j for j in ids if j not in self._world.sizes]
         if strangers:
             raise LawError(f"client {strangers[0]} does not take part in this round")
@@ -126,12 +128,13 @@ class Clients:
     def steps(
         self, *, barrier: Barrier = None, sizes: Mapping[int, int] | None = None, count: int | None = None
     ) -> Iterator[Step]:
-        """The mini-batches of a round; with a barrier, all end an epoch (or a step) before anyone starts the next.
+        """Yield the mini-batches of a round; at a barrier, all clients finish an epoch or step before the next.
 
-        A method may regulate the clients' batch sizes, and take the same number of steps with all of them. A client
-        that is lost has finished early.
+        A method may set batch sizes by client, and a number of steps that is the same for all. A client that
+        disconnects has finished early.
         """
-        walk = self._world.walk(sizes or {})
+        world = self._world
+        walk = world.walk(sizes or {})
         done = dict.fromkeys(self.ids, 0)
         last: dict[int, int] = {}
         number = 0
@@ -139,17 +142,35 @@ class Clients:
             left = dict(stretch)
             while active := tuple(j for j in self.alive if left.get(j)):
                 left = {j: left[j] - 1 for j in active}
-                step = self._step(walk, active, left, last, done, number, barrier == "epoch")
+                lengths = {j: walk.length(j, done[j]) for j in active}
+                for meter in world.meters:
+                    meter.stepped(lengths)
+                step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
+                x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
+                step = Step(
+                    everyone=self,
+                    active=self.only(active),
+                    last=last,
+                    left=left,
+                    sizes=lengths,
+                    x=x,
+                    y=y,
+                    key=world.transport.keys(step_keys),
+                    seed=world.transport.seeds(step_keys),
+                    own=world.transport.own_seeds(number, active),
+                    number=number,
+                    by_epoch=barrier == "epoch",
+                )
                 yield step
                 if step.ends_epoch or barrier == "step":
-                    self._world.clock.wait(self.ids)
+                    world.clock.wait(self.ids)
                 last = {**last, **dict.fromkeys(step.active.ids, number)}
                 for j in active:
                     done[j] += 1
                 number += 1
 
     def _stretches(self, walk: Walk, by_epoch: bool, count: int | None) -> list[dict[int, int]]:
-        """Steps of each client between barriers; a client without a batch takes none."""
+        """Return the steps of each client between barriers; a client without a batch takes none."""
         total = {j: walk.per_round(j, count) for j in self.ids}
         if not by_epoch:
             return [total]
@@ -157,41 +178,10 @@ class Clients:
         longest = max((-(-total[j] // epoch[j]) for j in self.ids if epoch[j]), default=0)
         return [{j: min(epoch[j], max(0, total[j] - e * epoch[j])) for j in self.ids} for e in range(longest)]
 
-    def _step(
-        self,
-        walk: Walk,
-        active: tuple[int, ...],
-        left: Mapping[int, int],
-        last: Mapping[int, int],
-        done: Mapping[int, int],
-        number: int,
-        by_epoch: bool,
-    ) -> Step:
-        world = self._world
-        sizes = {j: walk.length(j, done[j]) for j in active}
-        for meter in world.meters:
-            meter.stepped(sizes)
-        step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
-        x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
-        return Step(
-            everyone=self,
-            active=self.only(active),
-            last=last,
-            left=left,
-            sizes=sizes,
-            x=x,
-            y=y,
-            key=world.transport.keys(step_keys),
-            seed=world.transport.seeds(step_keys),
-            own=world.transport.own_seeds(number, active),
-            number=number,
-            by_epoch=by_epoch,
-        )
-
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        """The inputs and labels of each client's own step of this number, labels with leave to go up if they may."""
+        """Load the inputs and labels of each client's own step of this number; mark labels if they may go up."""
         x, y = self._world.transport.load(walk, steps, step_keys)
-        return _raw(x, "x"), _raw(_giving(y, self._world.program.labels), "y")
+        return _marked(x, raw="x"), _marked(y, gives=self._world.program.labels, raw="y")
 
     # -- the verbs ----------------------------------------------------------------------------------------------
 
@@ -203,37 +193,35 @@ class Clients:
             pulled = self._world.transport.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
             return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
         made = self._run("call", self._world.transport.call, fn, values)
-        # Several values in a plain tuple are not the one that a kind speaks of.
+        # A kind names one value, not several in a plain tuple.
         one = not any(type(b.tree) is tuple for b in made.blocks)
         program = self._world.program
-        return _raw(_giving(made, program.gives(fn) if one else None), program.passes(fn))
+        return _marked(made, gives=program.gives(fn) if one else None, raw=program.passes(fn))
 
     def vjp(
         self, fn: Callable[..., tuple[R, Tensors]], part: PerClient, *values: PerClient
     ) -> tuple[PerClient[R], PerClient[Pull]]:
-        """Run fn(part, *values) -> (out, buffers); give the output and the pullback, which stays at the client."""
+        """Run fn(part, *values) -> (out, buffers); return the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
         out, pull = pair(self._run("vjp", self._world.transport.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
-        return _giving(out, gives if isinstance(gives, Kind) else None), pull
+        return _marked(out, gives=gives if isinstance(gives, Kind) else None), pull
 
     def grad(
         self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, *values: PerClient, cut: int | None = None
     ) -> PerClient[Grads]:
-        """Gradients of a loss fn(part, *values) -> (loss, buffers); also with respect to argument `cut`, if given."""
+        """Return the gradients of fn(part, *values) -> (loss, buffers), also for argument number `cut`, if given."""
         self._check_arguments(fn, (part, *values))
         grads = self._run("grad", self._world.transport.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
-        return _giving(grads, gives if isinstance(gives, Mapping) else None)
+        return _marked(grads, gives=gives if isinstance(gives, Mapping) else None)
 
     def down(self, kind: Kind, value: Held[T] | PerClient[T] | float) -> PerClient[T]:
         """Send a value from the kind's home to these clients: one for all, or each client's own."""
         check_kind(kind)
         sent = self._addressed(kind, value)
-        for meter in self._world.meters:
-            meter.crossed(kind, "down", sent)
-        there = self._world.transport.down(kind, sent)
-        return PerClient("clients", there, sent.ids, ready=self._world.clock.moved(kind, "down", sent))
+        ready = self._cross(kind, "down", sent)
+        return PerClient("clients", self._world.transport.down(kind, sent), sent.ids, ready=ready)
 
     @overload
     def up(self, parcel: Parcel[T], /) -> PerClient[T]: ...
@@ -242,36 +230,46 @@ class Clients:
     @overload
     def up(self, first: Parcel, second: Parcel, third: Parcel, /, *more: Parcel) -> tuple[PerClient, ...]: ...
     def up(self, *parcels: Parcel) -> Any:
-        """Bring values to the one home of their kinds. This waits for the clients; some may not answer."""
+        """Bring values to the home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
-        ids = common([p.value for p in parcels], self.ids)
-        leaving = [Parcel(kind, value[self.only(ids)]) for kind, value in parcels]
-        for parcel in leaving:
-            self._release(parcel)
-        asked, (ids, values) = ids, self._world.transport.up(leaving, ids)
+        asked = common([p.value for p in parcels], self.ids)
+        leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
+        for kind, value in leaving:
+            for block in value.blocks:
+                self._world.program.release(kind, block.gives, block.ids[0])
+        ids, values = self._world.transport.up(leaving, asked)
         self._world.missing.update(j for j in asked if j not in ids)
-        brought = [self._arrived(home, p, ids, blocks) for p, blocks in zip(leaving, values, strict=True)]
+        brought = []
+        for (kind, sent), blocks in zip(leaving, values, strict=True):
+            plain = [b._replace(gives=None) for b in blocks]  # a value at a server needs no permission to leave
+            arrived = PerClient(home, plain, ids, kind, sent.ready)
+            arrived.ready = self._cross(kind, "up", arrived)
+            brought.append(arrived)
         for meter in self._world.meters:
-            for (kind, _), value in zip(parcels, brought, strict=True):
-                meter.crossed(kind, "up", value)
             meter.waited(ids)
         return brought[0] if len(brought) == 1 else tuple(brought)
 
+    def _cross(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
+        """Count and time a value as it crosses. Every value that goes up or down passes here, under its kind."""
+        for meter in self._world.meters:
+            meter.crossed(kind, direction, value)
+        return self._world.clock.moved(kind, direction, value)
+
     def together(self, *values: PerClient) -> tuple[PerClient, ...]:
-        """The same values, at the clients or at a server, once the last of them all is there: nobody goes ahead."""
+        """Return the same values, all available when the last of them is: no client goes ahead."""
         return at_once(values, max(self._world.clock.last(v) for v in values))
 
     # -- the laws -----------------------------------------------------------------------------------------------
 
     def _run(
-        self, how: How, verb: Callable[..., Any], fn: Any, values: tuple[PerClient, ...], **options: Any
+        self, how: How, verb: Callable[..., list[Block]], fn: Fn, values: tuple[PerClient, ...], **options: int | None
     ) -> PerClient:
-        """What the function made, for now with no leave to be sent up."""
+        """Run a verb at the clients that have all arguments; the result may not be sent up yet."""
         ids = common(values, self.ids)
         blocks = verb(fn, values, ids, **options)
         return PerClient("clients", blocks, ids, ready=self._world.clock.worked(how, fn, values, ids, blocks))
 
-    def _check_arguments(self, fn: Any, values: tuple[Any, ...]) -> None:
+    def _check_arguments(self, fn: Fn | PerClient, values: tuple[PerClient, ...]) -> None:
         name = "a pullback" if isinstance(fn, PerClient) else self._world.program.address(fn)
         if isinstance(fn, PerClient):
             check_pullback(fn)
@@ -286,13 +284,10 @@ class Clients:
             if value.place not in ("clients", "anywhere"):
                 raise LawError(f"argument {k + 1} of {name} is at the {value.place}; send it with `down` first")
             for block in value.blocks:
-                self._check_raw(fn, k, block.raw)
-
-    def _check_raw(self, fn: Any, place: int, raw: Raw | None) -> None:
-        if not isinstance(fn, PerClient):
-            self._world.program.check_raw(fn, place, raw)
-        elif raw is not None:
-            raise LawError("a pullback takes the gradient of its output, and no client's own data")
+                if not isinstance(fn, PerClient):
+                    self._world.program.check_raw(fn, k, block.raw)
+                elif block.raw is not None:
+                    raise LawError("a pullback takes the gradient of its output, and no client's own data")
 
     def _addressed(self, kind: Kind, value: Held | PerClient | float) -> PerClient:
         if isinstance(value, Scalar):
@@ -324,22 +319,8 @@ class Clients:
             raise LawError(f"one `up` goes to one server, but {names} belong to {' and '.join(sorted(homes))}")
         return homes.pop()
 
-    def _release(self, parcel: Parcel) -> None:
-        for block in parcel.value.blocks:
-            self._world.program.release(parcel.kind, block.gives, block.ids[0])
 
-    def _arrived(self, home: Place, parcel: Parcel, ids: tuple[int, ...], blocks: list[Block]) -> PerClient:
-        """At a server a value needs no leave any more."""
-        plain = [b._replace(gives=None) for b in blocks]
-        there = PerClient("clients", plain, ids, ready=parcel.value.ready)
-        return PerClient(home, plain, ids, parcel.kind, self._world.clock.moved(parcel.kind, "up", there))
-
-
-def _raw(value: PerClient, raw: Raw | None) -> PerClient:
-    """The value as a client's own data, or not."""
-    return PerClient(value.place, [b._replace(raw=raw) for b in value.blocks], value.ids, ready=value.ready)
-
-
-def _giving(value: PerClient, gives: Gives) -> PerClient:
-    """The value with leave to be sent up as this."""
-    return PerClient(value.place, [b._replace(gives=gives) for b in value.blocks], value.ids, ready=value.ready)
+def _marked(value: PerClient, *, gives: Gives = None, raw: Raw | None = None) -> PerClient:
+    """Return the value with the kind that it may be sent up as, and marked as raw data if it is."""
+    blocks = [b._replace(gives=gives, raw=raw) for b in value.blocks]
+    return PerClient(value.place, blocks, value.ids, ready=value.ready)

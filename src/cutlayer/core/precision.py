@@ -1,9 +1,9 @@
-"""In which arithmetic the layers of a model compute.
+"""The arithmetic in which the layers of a model compute.
 
-fp32   single precision, also in products on a GPU, where torch by itself lets convolutions round their factors.
-tf32   there the factors of products are rounded to TF32, which has 10 bits of fraction.
-bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and whatever is stored or
-       crosses the cut stay in float32, so that traffic is the same in every precision.
+fp32   single precision, also for products on a GPU, where torch's default rounds the factors of convolutions.
+tf32   on a GPU, the factors of products are rounded to TF32, which has 10 bits of fraction.
+bf16   layers compute in bfloat16 by `torch.autocast`. Parameters, moments, means, losses and everything that is stored
+       or crosses the cut stay in float32, so traffic is the same in every precision.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,43 +21,44 @@ from cutlayer.errors import ConfigError, UnknownNameError
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
+_cudnn: Any = torch.backends.cudnn
+_matmul: Any = torch.backends.cuda.matmul
 _in_bfloat16: ContextVar[bool] = ContextVar("in_bfloat16", default=False)
 
 
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
-    """Inside, layers compute in this precision, and on the same machine the same each time; then all is as before.
+    """Set the precision of layers for the time of the context, and make cuDNN deterministic.
 
-    Torch's switches belong to the process: only one thread at a time may be inside.
+    These are global switches of torch: only one thread at a time may be inside.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, _products()
+    before = _cudnn.deterministic, _cudnn.benchmark, _products()
     token = _in_bfloat16.set(precision == "bf16")
     try:
-        cudnn.deterministic, cudnn.benchmark = True, False
+        _cudnn.deterministic, _cudnn.benchmark = True, False
         _set_products(("tf32" if precision == "tf32" else "ieee",) * 3)
         yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before[:2]
+        _cudnn.deterministic, _cudnn.benchmark = before[:2]
         _set_products(before[2])
         _in_bfloat16.reset(token)
 
 
 def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-    """run(values, x, seed) in the precision of the context; what leaves is of the type that it has in all of them."""
+    """Call run(values, x, seed) in the current precision; the output has the same type in every precision."""
     if not _in_bfloat16.get():
         return run(values, x, seed)
     place = tree.tensors(x)[0].device.type
-    if place == "meta":  # shapes are the same in every precision
+    if place == "meta":  # shapes do not depend on the precision
         return run(values, x, seed)
-    # Without a cache, so that what is recorded to be replayed converts the weights each time.
+    # No cache: a recording that is replayed must convert the weights each time.
     with torch.autocast(place, dtype=torch.bfloat16, cache_enabled=False):
         out, buffers = run(values, x, seed)
     return tree.map(_single, out), buffers
 
 
 def is_in_bfloat16() -> bool:
-    """Whether layers compute in bfloat16 here."""
+    """Return whether layers compute in bfloat16 here."""
     return _in_bfloat16.get()
 
 
@@ -78,15 +79,11 @@ def _single(a: Tensor) -> Tensor:
 
 
 def _products() -> tuple[str, ...]:
-    """What torch does with the factors of products: in matrices, in convolutions and in recurrent layers."""
-    cudnn: Any = torch.backends.cudnn
-    matrices: Any = torch.backends.cuda.matmul
-    return matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    """How torch rounds the factors of products in matrices, in convolutions and in recurrent layers."""
+    return _matmul.fp32_precision, _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision
 
 
 def _set_products(values: tuple[str, ...]) -> None:
-    cudnn: Any = torch.backends.cudnn
-    matrices: Any = torch.backends.cuda.matmul
-    # Older readers, torch's compiler among them, look here, and it is an error if the two do not agree.
-    matrices.allow_tf32, cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
-    matrices.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = values
+    # Older readers, torch's compiler among them, read `allow_tf32`; torch raises an error if the two do not agree.
+    _matmul.allow_tf32, _cudnn.allow_tf32 = values[0] == "tf32", values[1] == "tf32"
+    _matmul.fp32_precision, _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision = values

@@ -1,60 +1,59 @@
-"""The client's side of the laws: which functions it runs, and what it lets out.
+"""The client's side of the laws: which functions it runs, and which values it sends.
 
-Every client holds its own copy of the method. It runs only functions that this copy declares with `@at_client`, by
-name, and sends up only what such a function made as that kind, and labels only if the method says that they leave.
-Nothing a server asks for can change either.
+Every client holds its own copy of the method. It runs only functions that this copy marks with `@at_client`, by name.
+It sends a value only as the kind that its function `gives`, and labels only if the method says so. No request of a
+server can change that.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import LABELS, Kind, check_kind
 from cutlayer.core.values import Gives, Raw
 from cutlayer.errors import LawError
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Fn)
 
-OWN = {"x": "inputs", "y": "labels"}  # a client's own data, by the names of the parameters that take them
+OWN = {"x": "inputs", "y": "labels"}  # a client's raw data, by the name of the parameter that takes it
 
 
 def at_client(*, gives: Gives = None, passes: Raw | None = None) -> Callable[[F], F]:
-    """Mark a pure method that a client may be asked to run, with what it may send of the result.
+    """Mark a pure method that a client may be asked to run, and say what it may send of the result.
 
-    `gives` is the kind of a result that is one value, or the kinds of those fields of it that may leave; nothing by
-    default. With `vjp` a kind covers the output and never the pullback; of gradients (`grad`) only named fields leave.
-    A parameter that is named x takes a client's own inputs and one that is named y its labels; no other parameter does,
-    and these take nothing else. So a server can neither have them taken for something that may leave, nor have a
-    client's layers answer to inputs of its choice. `passes` tells that the result is a part of them, as they are.
+    `gives` is the kind of the result, or a dict with the kind of each field that may leave; by default nothing leaves.
+    With `vjp` a kind covers the output and never the pullback; with `grad` only named fields leave. A parameter named x
+    takes a client's own inputs and one named y its labels. No other parameter takes them, and these take nothing else.
+    So a server cannot pass raw data off as something that may leave, nor run a client's layers on inputs of its choice.
+    `passes` says that the result is still raw data: a part of x or of y.
     """
     for kind in gives.values() if isinstance(gives, Mapping) else () if gives is None else (gives,):
         check_kind(kind)
 
     def mark(fn: F) -> F:
-        fn.__dict__["at_client"] = True
-        fn.__dict__["gives"] = gives
-        fn.__dict__["passes"] = passes
+        fn.__dict__.update(at_client=True, gives=gives, passes=passes)
         return fn
 
     return mark
 
 
 class Program:
-    """The functions that a method declares for its clients, by address."""
+    """The functions that a method marks for its clients, by address."""
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: object) -> None:
         self.name = type(method).__name__
-        self._parameters: dict[str, tuple[str, ...]] = {}  # of functions, by address
+        self._parameters: dict[str, tuple[str, ...]] = {}  # names of the parameters of functions, by address
         owners = list(_owners(method, ""))
         self.functions = {prefix + name: getattr(o, name) for prefix, o in owners for name in _marked(o)}
-        # Labels are not made by a function: a method or piece says whether they may leave.
+        # No function makes labels: the attribute `labels_leave` of a method or piece says whether they may leave.
         self.labels: Gives = LABELS if any(getattr(o, "labels_leave", False) for _, o in owners) else None
-        # A bound method compares by the identity of its object: another copy's function is not this client's.
+        # Bound methods compare by the identity of their object: a function of another copy is not this client's.
         self._addresses = {fn: address for address, fn in self.functions.items()}
 
-    def address(self, fn: Callable[..., Any]) -> str:
-        """The name under which a client finds fn, or a refusal with the reason."""
+    def address(self, fn: Fn) -> str:
+        """Return the name under which a client finds fn; raise an error with the reason if there is none."""
         address = self._addresses.get(fn)
         if address is not None:
             return address
@@ -68,18 +67,18 @@ class Program:
             raise LawError(f"{name} is not marked @at_client, so no client runs it; mark it and say what it gives")
         raise LawError(f"{name} is not declared by {self.name}, so its clients refuse to run it")
 
-    def gives(self, fn: Callable[..., Any]) -> Gives:
+    def gives(self, fn: Fn) -> Gives:
         self.address(fn)
         gives: Gives = fn.gives  # type: ignore[attr-defined]
         return gives
 
-    def passes(self, fn: Callable[..., Any]) -> Raw | None:
-        """What the result of fn still is of a client's own data."""
+    def passes(self, fn: Fn) -> Raw | None:
+        """Return which raw data the result of fn is a part of, if any."""
         passes: Raw | None = getattr(fn, "passes", None)
         return passes
 
-    def check_raw(self, fn: Callable[..., Any], place: int, raw: Raw | None) -> None:
-        """A client's own data go to a parameter of their name, and nothing else goes there."""
+    def check_raw(self, fn: Fn, place: int, raw: Raw | None) -> None:
+        """Check that raw data goes to the parameter of its name, and that nothing else goes there."""
         address = self.address(fn)
         if address not in self._parameters:
             self._parameters[address] = tuple(inspect.signature(fn).parameters)
@@ -91,7 +90,7 @@ class Program:
             raise LawError(f"argument {place + 1} of {self.address(fn)} {takes}, but it was given {given}")
 
     def release(self, kind: Kind, gives: Gives, client: int) -> None:
-        """The client's own check of what leaves it."""
+        """Check, on the client's side, that a value may leave as this kind."""
         if gives != kind:
             made = gives.name if isinstance(gives, Kind) else "nothing that may leave whole"
             raise LawError(
@@ -100,8 +99,8 @@ class Program:
             )
 
 
-def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """A method and, by field name, its pieces; a tuple of them by number."""
+def _owners(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
+    """Yield a method and, with a prefix of field names, its pieces; pieces in a tuple by number."""
     yield prefix, owner
     for field in fields(owner) if is_dataclass(owner) else ():
         value = getattr(owner, field.name)
@@ -111,5 +110,5 @@ def _owners(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
                 yield from _owners(piece, f"{prefix}{name}.")
 
 
-def _marked(owner: Any) -> list[str]:
+def _marked(owner: object) -> list[str]:
     return [name for name, fn in vars(type(owner)).items() if getattr(fn, "at_client", False)]

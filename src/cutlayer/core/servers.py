@@ -1,66 +1,54 @@
-"""The two servers. The training server computes; the fed server only keeps and averages."""
+"""The two servers: the training server computes; the fed server keeps and averages models."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from cutlayer.core import calculus, tree
 from cutlayer.core.calculus import Pull, check_pullback
-from cutlayer.core.engine import Engine
+from cutlayer.core.engine import Engine, Fn
 from cutlayer.core.kinds import MODEL, STATISTICS, SYNC, Kind, Place
-from cutlayer.core.meter import Meter, NoClock, Timer
+from cutlayer.core.meter import Meter, Timer
 from cutlayer.core.state import Grads, Model, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.tree import T, Tree
-from cutlayer.core.values import NOBODY, Held, PerClient, Who, at_once, common, gathered, pair, shared
+from cutlayer.core.values import ALWAYS, NOBODY, Held, PerClient, Who, at_once, common, grouped, pair, shared
 from cutlayer.errors import LawError
 
 R = TypeVar("R")
 AtServer = TypeVar("AtServer", bound=Held | PerClient)
+Value = PerClient | Held | float  # what a server computes on
+Differentiable = Callable[..., tuple[Tensor, Tensors]]  # -> (output, buffers)
 
 
-class Bridge(Protocol):
-    """What lies between the two servers. Where each is a process of its own, a place that is not here has only the
-    shapes of its values."""
+class Bridge:
+    """Connects the two servers. This one is for both in the same process and does nothing.
 
-    def kept(self, place: Place, value: Tree) -> Tree:
-        """A value that this place holds from now on."""
-        ...
-
-    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
-        """fn(*values) at this place."""
-        ...
-
-    def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
-        """Values that this place has sent to the other, where they arrive."""
-        ...
-
-    def looked(self, place: Place, value: Tree) -> Tree:
-        """A value of this place that steers the round, which goes on alike at both."""
-        ...
-
-
-class Together:
-    """Both servers are in this process."""
+    If each server is a process, the other server's values are only shapes in this process.
+    """
 
     def kept(self, place: Place, value: Tree) -> Tree:
+        """Return a value that a place holds from now on."""
         return value
 
-    def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
+    def run(self, place: Place, fn: Fn, values: list[Tree]) -> Tree:
+        """Return fn(*values), computed at this place."""
         return fn(*values)
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        """Send values from this place to the other server, and return them as they arrive."""
         return values
 
     def looked(self, place: Place, value: Tree) -> Tree:
+        """Return a value of this place that steers the round, so that both servers continue alike."""
         return value
 
 
 class Keeper:
-    """What both servers can do: hold values, compute on them, and combine rows."""
+    """What both servers can do: hold values, compute on them, and combine clients' rows."""
 
     place: Place
 
@@ -68,21 +56,21 @@ class Keeper:
         self,
         engine: Engine,
         meters: tuple[Meter, ...] = (),
-        clock: Timer = NoClock(),
-        bridge: Bridge = Together(),
+        clock: Timer = Timer(),
+        bridge: Bridge = Bridge(),
     ) -> None:
         self._engine, self._meters, self._clock, self._bridge = engine, meters, clock, bridge
 
     def hold(self, value: T) -> Held[T]:
-        """Put a value here that belongs to no client, such as an initial model."""
+        """Hold a value here that belongs to no client, such as an initial model."""
         return Held(self.place, self._bridge.kept(self.place, value))
 
     def pick(self, rows: PerClient[T], j: int) -> Held[T]:
-        """One client's row as a value of this server, which it never leaves for the other."""
+        """Return one client's row as a value of this server; it may not be sent to the other server."""
         return Held(self.place, self._own(rows).row(j), stays=True, ready=rows.ready.get(j, 0.0))
 
     def do(self, fn: Callable[..., R] | Held[Callable[..., R]], *values: Held | float) -> Held[R]:
-        """Run fn, or a pullback that is held here, once."""
+        """Run fn, or a pullback that is held here, once, on values that are held here."""
         run = self._own(fn).tree if isinstance(fn, Held) else fn
         plain = [self._one(v) for v in values]
         out = self._bridge.run(self.place, lambda *given: self._engine.once(run, given), plain)
@@ -90,7 +78,7 @@ class Keeper:
         return Held(self.place, out, _stay(values), ready)
 
     def mean(self, rows: PerClient[T], weights: Weights | None = None) -> Held[T]:
-        """The weighted mean; integers (counters of BatchNorm) by maximum."""
+        """Return the weighted mean over clients; for integers (BatchNorm's counters) the maximum."""
         chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
         total = sum(chosen.values())
         if not total > 0:
@@ -98,40 +86,42 @@ class Keeper:
         return self._combined(rows, {j: w / total for j, w in chosen.items()}, largest_integers=True)
 
     def sum(self, rows: PerClient[T], weights: Weights | None = None) -> Held[T]:
-        """The weighted sum over the rows; integers and truth values count as numbers."""
+        """Return the weighted sum over clients; integers and booleans count as numbers."""
         chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
         return self._combined(rows, chosen, largest_integers=False)
 
     def _combined(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Held:
-        """What counts fewer than two clients, or was sent across the cut, may tell of a single one and stays."""
+        """Combine rows. A result of fewer than two clients, or of values that crossed the cut, must stay here."""
         few = sum(w != 0 for w in weights.values()) < 2
         from_the_cut = rows.kind is not None and rows.kind.home == "server"
         combined = self._engine.combine(rows, weights, largest_integers)
         return Held(self.place, combined, stays=few or from_the_cut, ready=self._clock.last(rows))
 
-    def each(self, fn: Callable[..., R], *values: PerClient | Held | float) -> PerClient[R]:
-        """fn once per client; values that are not rows are the same for all."""
+    def each(self, fn: Callable[..., R], *values: Value) -> PerClient[R]:
+        """Run fn once per client; values that are not rows are the same for all."""
         rows, ids = self._rows(values)
         made = self._engine.call(fn, rows, ids)
         return PerClient(self.place, made, ids, ready=self._clock.served("call", fn, rows, ids, made))
 
     def rows(self, values: Mapping[int, Held[T]]) -> PerClient[T]:
-        """Rows from values that were made one client at a time; they are there when the last of them is."""
-        return gathered(self.place, {j: self._own(v) for j, v in values.items()})
+        """Gather values that were computed one client at a time; the rows are available when the last of them is."""
+        last = max((self._own(v).ready for v in values.values()), default=0.0)
+        ready = dict.fromkeys(values, last) if last else ALWAYS
+        return PerClient(self.place, grouped({j: v.tree for j, v in values.items()}), values, ready=ready)
 
     def copies(self, value: Held[T], who: Who) -> PerClient[T]:
-        """A row of this value for each client; they share memory until they differ."""
+        """Return a row of this value for each client; rows share memory until they differ."""
         return shared(self.place, who.ids, self._own(value).tree, value.ready)
 
     def look(self, value: Held[T]) -> T:
-        """The value itself, for what steers a round; nothing that may tell of a single client."""
+        """Return the value itself, to steer the round with; refuse one that may tell of a single client."""
         if self._own(value).stays:
             raise LawError("what steers a round must be an aggregate; this value may tell of a single client")
         seen: T = self._bridge.looked(self.place, self._engine.real(value.tree))
         return seen
 
     def send(self, kind: Kind, value: AtServer, to: "Keeper") -> AtServer:
-        """Hand an aggregate to the other server, or each client's layers or statistics to the server of their kind."""
+        """Send an aggregate to the other server, or each client's layers or statistics to the home of their kind."""
         own = self._own(value)
         self._check_sending(kind, own, to)
         rows = shared(self.place, (NOBODY,), own.tree, own.ready) if isinstance(own, Held) else own
@@ -164,8 +154,8 @@ class Keeper:
                     f"{to.place} as {kind.name}"
                 )
 
-    def _one(self, value: Held | float) -> Any:
-        """The value itself, of one that is held here or of a plain number."""
+    def _one(self, value: Held | float) -> Tree:
+        """Return the content of a value that is held here, or a plain number as it is."""
         if isinstance(value, PerClient):
             self._own(value)
             raise LawError(
@@ -173,7 +163,7 @@ class Keeper:
             )
         return self._own(value).tree if isinstance(value, Held) else value
 
-    def _rows(self, values: tuple[Any, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
+    def _rows(self, values: tuple[Value, ...]) -> tuple[list[PerClient], tuple[int, ...]]:
         rows = [self._own(v) for v in values if isinstance(v, PerClient)]
         ids = common(rows, rows[0].ids)
         return [v if isinstance(v, PerClient) else self._spread(v, ids) for v in values], ids
@@ -183,7 +173,7 @@ class Keeper:
             return shared(self.place, ids, self._own(value).tree, value.ready)
         return shared(self.place, ids, value)
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: AtServer) -> AtServer:
         if value.place not in (self.place, "anywhere"):
             raise LawError(f"the {self.place} place was given a value that is at the {value.place}")
         return value
@@ -196,14 +186,12 @@ class Fed(Keeper):
 
 
 class Server(Keeper):
-    """The training server: computes on each client's rows, side by side."""
+    """The training server: computes on the rows of many clients side by side."""
 
     place: Place = "server"
 
-    def each(
-        self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: PerClient | Held | float
-    ) -> PerClient[R]:
-        """fn, or each row's pullback, once per client; values that are not rows are the same for all."""
+    def each(self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: Value) -> PerClient[R]:
+        """Run fn, or each row's pullback, once per client; values that are not rows are the same for all."""
         if not isinstance(fn, PerClient):
             return super().each(fn, *values)
         check_pullback(fn)
@@ -212,15 +200,13 @@ class Server(Keeper):
         return PerClient(self.place, self._engine.pull(*(r[Ids(ids)] for r in rows)), ids, ready=ready)
 
     @overload
-    def vjp(
-        self, fn: Callable[..., tuple[Tensor, Tensors]], part: Held, value: Held, *rest: Any
-    ) -> tuple[Held[Tensor], Held[Pull]]: ...
+    def vjp(self, fn: Differentiable, part: Held, value: Held, *rest: Value) -> tuple[Held[Tensor], Held[Pull]]: ...
     @overload
     def vjp(
-        self, fn: Callable[..., tuple[Tensor, Tensors]], part: PerClient, value: PerClient, *rest: Any
+        self, fn: Differentiable, part: PerClient, value: PerClient, *rest: Value
     ) -> tuple[PerClient[Tensor], PerClient[Pull]]: ...
-    def vjp(self, fn: Callable[..., Any], part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
-        """Output of fn(part, value, *rest) -> (out, buffers), and its pullback to the part and to the value."""
+    def vjp(self, fn: Differentiable, part: PerClient | Held, value: Any, *rest: Any) -> tuple[Any, Any]:
+        """Return the output of fn(part, value, *rest) -> (out, buffers), and its pullback to part and value."""
         if isinstance(part, Held):  # one part over a merged batch
             values = (part, value, *rest)
             plain = [self._engine.real(self._one(v)) for v in values]
@@ -232,19 +218,19 @@ class Server(Keeper):
         ready = self._clock.served("vjp", fn, rows, ids, made)
         return pair(PerClient(self.place, made, ids, ready=ready))
 
-    def grad(self, fn: Callable[..., tuple[Tensor, Tensors]], value: PerClient, *rest: Any) -> PerClient[Grads]:
-        """Gradients of fn(value, *rest) -> (loss, buffers) with respect to the value, with the loss."""
+    def grad(self, fn: Differentiable, value: PerClient, *rest: Value) -> PerClient[Grads]:
+        """Return the loss of fn(value, *rest) -> (loss, buffers) and its gradients with respect to the value."""
         rows, ids = self._rows((value, *rest))
         made = self._engine.grad(fn, rows, ids, cut=0)
         return PerClient(self.place, made, ids, ready=self._clock.served("grad", fn, rows, ids, made))
 
     def together(self, rows: PerClient[T]) -> PerClient[T]:
-        """The same rows, once the last of them is here."""
+        """Return the same rows, all available when the last of them is."""
         (same,) = at_once([self._own(rows)], self._clock.last(rows))
         return same
 
     def concat(self, rows: PerClient[Tensor]) -> tuple[Held[Tensor], Callable[[Held[Tensor]], PerClient[Tensor]]]:
-        """The rows as one batch, in the order of the clients, and the way back to rows."""
+        """Return the rows as one batch, in the order of the clients, and a function that splits a batch into rows."""
         pieces = [self._engine.real(self._own(rows).row(j)) for j in rows.ids]
         lengths = [len(p) for p in pieces]
 
@@ -256,19 +242,19 @@ class Server(Keeper):
 
 
 class Ids(NamedTuple):
-    """Client numbers as a selection."""
+    """Client numbers, to select rows with."""
 
     ids: tuple[int, ...]
 
 
-def _is_number(leaf: Any) -> bool:
-    """A number, or a list of them: no batch, no layer and no labels."""
+def _is_number(leaf: object) -> bool:
+    """Return whether a leaf is a float or a vector of floats: no batch, no layer and no labels."""
     return isinstance(leaf, float) or (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() < 2)
 
 
-def _ready(values: tuple[Any, ...]) -> list[float]:
+def _ready(values: tuple[object, ...]) -> list[float]:
     return [v.ready for v in values if isinstance(v, Held)]
 
 
-def _stay(values: tuple[Any, ...]) -> bool:
+def _stay(values: tuple[object, ...]) -> bool:
     return any(isinstance(v, Held) and v.stays for v in values)

@@ -1,4 +1,4 @@
-"""Skeletons: structures of trees as JSON values, for checkpoints and messages."""
+"""Skeletons: the structures of trees as JSON values, for checkpoints and messages."""
 
 from functools import lru_cache
 from itertools import count
@@ -18,7 +18,7 @@ PLAIN: dict[str, type] = {"tuple": tuple, "list": list}
 
 @lru_cache(1024)
 def encode(structure: Structure) -> Skeleton:
-    """The skeleton of a structure whose leaves are tensors, numbers and texts."""
+    """Encode a structure whose leaves are tensors, numbers and texts."""
     if structure is None:
         return None
     if isinstance(structure, type):
@@ -29,7 +29,7 @@ def encode(structure: Structure) -> Skeleton:
 
 
 def decode(skeleton: Skeleton, *, most_depth: float = inf, most_items: float = inf) -> Structure:
-    """The structure of a skeleton, about which nothing is trusted: a ValueError says what is wrong with it."""
+    """Decode an untrusted skeleton; raise a ValueError that says what is wrong with it."""
     taken = count()
 
     def structure(skeleton: Skeleton, depth: int) -> Structure:
@@ -50,7 +50,7 @@ def decode(skeleton: Skeleton, *, most_depth: float = inf, most_items: float = i
 
 
 def _class(name: str, names: list[Any], num_items: int) -> type:
-    """The class of this name, if it is made of items of these names."""
+    """Return the class of this name, if its fields have these names."""
     if name == "dict":
         if not all(type(n) in (str, int) for n in names) or not len(set(names)) == len(names) == num_items:
             raise ValueError("a dict needs one value for each of its keys, which are different texts or whole numbers")

@@ -11,43 +11,43 @@ Tensors = dict[str, Tensor]
 
 @storable
 class Model(NamedTuple):
-    """The values of some units, by their names in the unsplit module: what travels and what is averaged."""
+    """The values of some units, by their names in the unsplit module. Models are sent and averaged."""
 
     params: Tensors
-    frozen: Tensors  # parameters that do not train
-    buffers: Tensors  # running statistics: averaged, never in momenta
+    frozen: Tensors  # parameters that are not trained
+    buffers: Tensors  # running statistics: averaged, but not part of momenta
 
     @property
     def model(self) -> "Model":
-        """Itself: a model and a part answer alike."""
+        """The model itself, so that models and parts have the same attribute."""
         return self
 
     def joined(self, other: "Model") -> "Model":
-        """The model that holds the units of both."""
+        """Return the model with the units of both."""
         return Model(*({**a, **b} for a, b in zip(self, other, strict=True)))
 
 
 @storable
 class Progress(NamedTuple):
-    """What a part has been through since its round began."""
+    """The progress of a part since its round began."""
 
-    loss: Tensor  # sum of its batch losses
-    steps: Tensor  # how many were finite
-    ok: Tensor  # false once a gradient was not finite: from then on the part stands still
+    loss: Tensor  # sum of its batch losses that were finite
+    steps: Tensor  # number of those batches
+    ok: Tensor  # false after the first gradient that was not finite; the part does not move any more
 
 
 @storable
 class Part(NamedTuple):
-    """One trainable part of the model with its optimiser's memory."""
+    """A trainable part of the model with the state of its optimiser."""
 
     params: Tensors
     frozen: Tensors
     buffers: Tensors
     moments: dict[str, Tensors]
-    count: int  # type: ignore[assignment]  # steps of the optimiser, for bias correction
+    count: int  # type: ignore[assignment]  # steps taken, for bias correction
     lr: float
     progress: Progress
-    start: Tensors  # the values when the round began, where a rule asks for them; else empty
+    start: Tensors  # the values when the round began, if a rule needs them; else empty
 
     @property
     def model(self) -> Model:
@@ -56,13 +56,13 @@ class Part(NamedTuple):
 
 @storable
 class Grads(NamedTuple):
-    """Gradients of a batch's mean loss. A name that is missing had no gradient: its value does not move."""
+    """Gradients of a batch's mean loss. A parameter without an entry had no gradient and does not move."""
 
     params: Tensors
-    buffers: Tensors  # the new running statistics that the forward pass left
+    buffers: Tensors  # the running statistics after the forward pass
     loss: Tensor | None = None
-    cut: Tensor | None = None  # gradient with respect to the input of the part
-    norm2: Tensor | None = None  # joint squared norm over all parts, where the method shared it
+    cut: Tensor | None = None  # gradient with respect to the part's input
+    norm2: Tensor | None = None  # joint squared norm over all parts, if the method computed it
 
 
 @storable
@@ -72,5 +72,5 @@ class State(NamedTuple, Generic[T]):
     round: int  # rounds done
     client: Any  # the client-side model, at the fed server
     server: Any  # the server-side model or part, at the training server
-    memory: T  # what else the method remembers, each at its own place
-    report: Any = None  # of the last round: sum of batch losses, batches, clients that stopped
+    memory: T  # what else the method keeps, each value at its place
+    report: Any = None  # of the last round: sum of batch losses, number of batches, clients that stopped

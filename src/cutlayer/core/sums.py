@@ -14,9 +14,9 @@ Weights = Mapping[int, float]
 
 
 def weighted_sum(rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
-    """Sum of the rows' tensors times their weights, block by block; integers as numbers, or their maximum."""
+    """Return the weighted sum of the rows, block by block; integers are summed, too, or their maximum is taken."""
     total: Tree = None
-    scratch: Tree = None  # a fresh tensor for every product would cost more than the product
+    scratch: Tree = None  # reused: allocating a tensor for every product would cost more than the product
     for block in rows.blocks:
         if not largest_integers:
             block = block._replace(tree=tree.map(_as_number, block.tree))
@@ -49,7 +49,7 @@ def _contracted(block: Block, weights: list[float]) -> Tree:
 
 
 def _added(total: Tensor, a: Tensor, scratch: Tensor, *, weight: float) -> Tensor:
-    """The total and a times its weight, in place: a total is always this module's own."""
+    """Add a times its weight to the total, in place: this module owns the total."""
     return total.add_(torch.mul(a, weight, out=scratch)) if a.is_floating_point() else torch.maximum(total, a)
 
 

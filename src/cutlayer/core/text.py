@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 
 def human_bytes(count: float) -> str:
@@ -18,10 +18,10 @@ def human_seconds(seconds: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 in per cent; a dash for none."""
+    """Format a share of 1 in per cent; None as a dash."""
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that such a time reads well in, and its seconds."""
+    """Return a unit that suits this time, and the unit's seconds."""
     return ("h", 3600.0) if seconds >= 3600 else ("min", 60.0) if seconds >= 60 else ("s", 1.0)

@@ -1,4 +1,4 @@
-"""From the host to the device, without waiting for it."""
+"""Copies from the host to a device, without waiting for them."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def sent(here: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device."""
+    """Copy a tensor to the device."""
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers on the device."""
+    """Copy numbers to the device."""
     return sent(torch.as_tensor(numbers, dtype=dtype), device)

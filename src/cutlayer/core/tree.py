@@ -20,7 +20,7 @@ PLAIN = (tuple, list)
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
 
-    T = WithDefault("T", default=Any)  # of a value; where a class is named without it, it may be any
+    T = WithDefault("T", default=Any)  # the type of a value; Any where it is left out
 else:
     T = TypeVar("T")
 AnyClass = TypeVar("AnyClass", bound=type)
@@ -28,14 +28,14 @@ STORABLE: dict[str, Any] = {}  # by name: the named tuples that checkpoints and 
 
 
 def storable(cls: AnyClass) -> AnyClass:
-    """Let checkpoints and messages hold values of this class, which has `_fields` and `_make` as a NamedTuple has."""
+    """Allow values of this class, which has a NamedTuple's `_fields` and `_make`, in checkpoints and messages."""
     if STORABLE.setdefault(cls.__name__, cls) is not cls:
         raise CheckpointError(f"two classes named {cls.__name__!r} cannot both be stored; rename one of them.")
     return cls
 
 
 class Node:
-    """A class of its own that trees go through as through a named tuple."""
+    """Base class of classes that trees treat as named tuples."""
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]]
@@ -52,33 +52,33 @@ NESTED = (tuple, list, Node)
 
 
 class Handle:
-    """Stands for a value that is not at hand."""
+    """Stands for a value that is not available here."""
 
     __slots__ = ()
 
     def item(self, name: Any) -> "Handle":
-        """Stands for the field of this name; where plain tuples have handles, also for the item of this number."""
+        """Return the handle of a field, or of an item of a plain tuple, if such tuples have handles."""
         raise NotImplementedError
 
 
 class Pending(Handle):
-    """A value that an engine has not computed yet: all that is known of it is what it looks like."""
+    """A value that an engine has not computed yet; only its structure, types and shapes are known."""
 
     __slots__ = ()
 
     @property
     def bare(self) -> Tree:
-        """The value with tensors that have no content."""
+        """The value with tensors without content."""
         raise NotImplementedError
 
     @property
     def signature(self) -> Hashable:
-        """What all values of the same shapes have in common, without looking through the value."""
+        """The signature of the value, without traversing it."""
         raise NotImplementedError
 
 
 def flatten(tree: Tree) -> tuple[Structure, list[Any]]:
-    """The structure of a tree, which can be hashed, and its leaves, tensors and scalars alike, in a fixed order."""
+    """Return the structure of a tree, which is hashable, and its leaves (tensors and scalars) in a fixed order."""
     leaves: list[Any] = []
     return _structure(tree, leaves), leaves
 
@@ -101,13 +101,13 @@ def _structure(value: Tree, leaves: list[Any]) -> Structure:
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """The tree of this structure with these leaves."""
+    """Return the tree of this structure with these leaves."""
     supply = iter(leaves)
     return fill(structure, lambda _: next(supply))
 
 
 def fill(structure: Structure, leaf: Callable[[type], Any]) -> Tree:
-    """The tree of this structure; each leaf, in order, is asked for by its type."""
+    """Return the tree of this structure; `leaf` makes each leaf, in order, from its type."""
     if structure is None:
         return None
     if isinstance(structure, type):
@@ -119,7 +119,7 @@ def fill(structure: Structure, leaf: Callable[[type], Any]) -> Tree:
 
 def _class(value: Any) -> Any:
     cls = type(value)
-    return cls if cls is list or hasattr(cls, "_make") else tuple  # torch has tuples of its own that cannot be made
+    return cls if cls is list or hasattr(cls, "_make") else tuple  # torch has tuple types that cannot be constructed
 
 
 def _made(cls: Any, items: list[Any]) -> Any:
@@ -127,7 +127,10 @@ def _made(cls: Any, items: list[Any]) -> Any:
 
 
 def signature(tree: Tree, *, stacked: bool = False) -> Hashable:
-    """The same for trees of the same structure, types and shapes, of each row in a stack; numbers may be any."""
+    """Return a key that is equal for trees of equal structure, types and shapes (of a row, if stacked).
+
+    The values of plain numbers do not matter.
+    """
     if isinstance(tree, Pending):
         return tree.signature
     if type(tree) is tuple:  # some of them may be pending
@@ -143,7 +146,7 @@ def _form(leaf: Any, stacked: bool) -> Any:
 
 
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Apply fn to the tensors of a tree, beside the same places of the other trees."""
+    """Apply fn to the tensors of a tree and the corresponding values of the other trees."""
     if isinstance(tree, Tensor):
         return fn(tree, *rest)
     if isinstance(tree, dict):
@@ -156,7 +159,7 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def replace(cls: type | tuple[type, ...], fn: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The tree with fn(value) in place of every value of this class."""
+    """Return the tree with every value of this class replaced by fn(value)."""
     if isinstance(tree, cls):
         return fn(tree)
     if isinstance(tree, dict):
@@ -165,64 +168,64 @@ def replace(cls: type | tuple[type, ...], fn: Callable[[Any], Any], tree: Tree) 
 
 
 def rebuild(like: Any, items: list[Any]) -> Any:
-    """A list or tuple of the same kind, named or not."""
+    """Return a list, tuple or named tuple of the same type with these items."""
     return _made(_class(like), items)
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Every leaf, tensors and scalars alike, in a fixed order."""
+    """Return all leaves, tensors and scalars, in a fixed order."""
     return flatten(tree)[1]
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in a fixed order."""
+    """Return the tensors of a tree in a fixed order."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def num_bytes(tree: Tree) -> int:
-    """Bytes on a wire: tensors as they are, plain numbers as 8."""
+    """Return the bytes on the wire: of tensors their size, 8 for each plain number."""
     return sum(a.numel() * a.element_size() if isinstance(a, Tensor) else 8 for a in leaves(tree))
 
 
 def where(ok: Tensor, new: Tree, old: Tree) -> Tree:
-    """`new` where ok holds, else `old`; no host synchronisation."""
+    """Return `new` where `ok` holds, else `old`, without host synchronisation."""
     return map(lambda a, b: torch.where(ok, a, b), new, old)
 
 
 def owned(tree: Tree) -> Tree:
-    """The same values in memory of their own: the strides of a view may change later roundings."""
+    """Copy the values into contiguous memory: the strides of a view may change later rounding."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
 def field(tree: Tree, name: Any) -> Tree:
-    """The field of this name, or the item of this number in a plain tuple."""
+    """Return the field of this name, or the item of this number in a plain tuple."""
     if isinstance(tree, Handle):
         return tree.item(name)
     return tree[name] if isinstance(name, int) else getattr(tree, name)
 
 
 def bare(tree: Tree) -> Tree:
-    """What a value looks like, where it is not computed yet; else the value."""
+    """Return the value, or its shapes if it is not computed yet."""
     return tree.bare if isinstance(tree, Pending) else tree
 
 
 def detach(tree: Tree) -> Tree:
-    """The same values without a graph behind them."""
+    """Detach all tensors from the autograd graph."""
     return map(lambda a: a.detach(), tree)
 
 
 def shapes(tree: Tree) -> Tree:
-    """The same without content."""
+    """Return the tree with tensors without content."""
     return map(lambda a: torch.empty(a.shape, dtype=a.dtype, device="meta"), tree)
 
 
 def zeros(tree: Tree) -> Tree:
-    """The same with zeros."""
+    """Return the tree with zeros on the CPU."""
     return map(lambda a: torch.zeros(a.shape, dtype=a.dtype), tree)
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Whether both are the same to the last bit, on the same device."""
+    """Return whether both trees are equal to the last bit, on the same device."""
     if a is b:
         return True
     (structure, ours), (other, theirs) = flatten(a), flatten(b)

@@ -1,4 +1,4 @@
-"""Values and where they are: one per client (`PerClient`), or one at a server (`Held`)."""
+"""Values at places: one per client (`PerClient`), or one at a server (`Held`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ class Who(Protocol):
 @tree.storable
 @dataclass(frozen=True, slots=True)
 class Held(tree.Node, Generic[T]):
-    """One value at a server. A field of it is held there, too: it stays if the value stays, and is there when it is."""
+    """One value at a server. Its fields are values at that server, too, with the same `stays` and `ready`."""
 
     _fields = ("place", "tree", "stays", "ready")
 
     place: Place
     tree: T
-    stays: bool = False  # it may tell of a single client, so it never goes to the other server
-    ready: float = 0.0  # the simulated second at which it is there
+    stays: bool = False  # it may tell of a single client, so it must not go to the other server
+    ready: float = 0.0  # the simulated second at which it is available
 
     def __post_init__(self) -> None:
         _check_names(tree.bare(self.tree), self._fields, "a value that is held")
@@ -45,13 +45,13 @@ class Held(tree.Node, Generic[T]):
 
 
 class Block(NamedTuple):
-    """The values of some clients: stacked on a leading axis, or one that is the same for all of them."""
+    """The values of some clients: stacked on a leading axis, or one value that all of them share."""
 
     ids: tuple[int, ...]
     tree: Tree
     stacked: bool
-    gives: Gives = None  # the kind, or the kind of each field, that the client may send this up as
-    raw: Raw | None = None  # the client's own inputs or labels as they are
+    gives: Gives = None  # the kind, or the kind of each field, as which the client may send it
+    raw: Raw | None = None  # the client's raw inputs or labels
 
     def take(self, ids: tuple[int, ...]) -> "Block":
         if ids == self.ids:
@@ -75,7 +75,7 @@ class Block(NamedTuple):
         return tree.map(lambda a: a[k], self.tree)
 
     def wide(self) -> Tree:
-        """The tree with a leading axis of clients, without copying a shared value."""
+        """Return the tree with a leading axis of clients, without copying a shared value."""
         n = len(self.ids)
         return self.tree if self.stacked else tree.map(lambda a: a.expand(n, *a.shape), self.tree)
 
@@ -84,15 +84,15 @@ class Block(NamedTuple):
         return self._replace(tree=tree.field(self.tree, name), gives=gives)
 
 
-NOBODY = -1  # the client of a row that belongs to none
-ALWAYS: Mapping[int, float] = {}  # there from the beginning
+NOBODY = -1  # the client number of a row that belongs to no client
+ALWAYS: Mapping[int, float] = {}  # available from the beginning
 
 
 class PerClient(Generic[T]):
     """One value per client: opaque at the clients, rows at a server.
 
-    The blocks are the engine's business: equal shapes side by side, or a block a client. `v[who]` selects, and
-    `v[who] = new` replaces the values of those clients only.
+    The engine decides how clients share blocks: equal shapes stacked, or one block for each client. `v[who]` selects
+    clients, and `v[who] = new` replaces the values of those clients only.
     """
 
     __slots__ = ("_blocks", "_ids", "kind", "place", "ready")
@@ -106,10 +106,10 @@ class PerClient(Generic[T]):
         ready: Mapping[int, float] = ALWAYS,
     ) -> None:
         self.place = place
-        self.kind = kind  # what it came up as, until something is computed from it
-        self.ready = ready  # by client: the simulated second at which its value is there
+        self.kind = kind  # the kind as which it came up, until something is computed from it
+        self.ready = ready  # by client: the simulated second at which its value is available
         self._blocks = list(blocks)
-        for block in self._blocks[:1]:  # the others look alike
+        for block in self._blocks[:1]:  # the others have the same structure
             _check_names(tree.bare(block.tree), OWN, "a value per client")
         self._ids = tuple(ids) if ids is not None else tuple(j for b in blocks for j in b.ids)
 
@@ -150,13 +150,13 @@ class PerClient(Generic[T]):
         return PerClient(self.place, blocks, ids, self.kind, self.ready)
 
     def row(self, j: int) -> T:
-        """Client j's value; only a server can look."""
+        """Return client j's value; only for values at a server."""
         if self.place == "clients":
             raise LawError(f"the value of client {j} is at the client; `up` is the only way to bring it to a server")
         return self.at(j)
 
     def at(self, j: int) -> T:
-        """Client j's value, for engines: a client looks at its own."""
+        """Return client j's value wherever it is; for engines."""
         value: T = next(b for b in self._blocks if j in b.ids).row(j)
         return value
 
@@ -165,7 +165,7 @@ OWN = tuple(name for name in dir(PerClient) if not name.startswith("_"))  # in a
 
 
 def _check_names(value: Tree, own: Sequence[str], what: str) -> None:
-    """A field with the name of something that a value at a place has itself could not be asked for."""
+    """Refuse a field whose name is an attribute of the wrapper: it could not be accessed."""
     for name in own:
         if name in getattr(value, "_fields", ()):
             raise LawError(
@@ -180,39 +180,34 @@ def _narrowed(blocks: Iterable[Block], wanted: set[int]) -> list[Block]:
 
 
 def shared(place: Place, ids: tuple[int, ...], value: T, ready: float = 0.0) -> PerClient[T]:
-    """The same value for all of these clients, held once."""
+    """Return the same value for all of these clients, stored once."""
     times = dict.fromkeys(ids, ready) if ready else ALWAYS
     return PerClient(place, [Block(ids, value, stacked=False)] if ids else [], ids, ready=times)
 
 
-def gathered(place: Place, values: Mapping[int, Held[T]]) -> PerClient[T]:
-    """Rows from values that were made one client at a time; they are there when the last of them is.
-
-    Clients whose value is one and the same sit together, so that an engine can compute them side by side.
-    """
-    last = max((v.ready for v in values.values()), default=0.0)
-    groups: dict[Any, list[int]] = {}
-    for j, held in values.items():
-        groups.setdefault(held.tree if isinstance(held.tree, int) else id(held.tree), []).append(j)
-    blocks = [Block(tuple(ids), values[ids[0]].tree, stacked=False) for ids in groups.values()]
-    return PerClient(place, blocks, values, ready=dict.fromkeys(values, last) if last else ALWAYS)
+def grouped(values: Mapping[int, Tree]) -> list[Block]:
+    """Return blocks in which clients with the same value are together, so that engines can compute on it once."""
+    groups: dict[int, list[int]] = {}
+    for j, value in values.items():
+        groups.setdefault(value if isinstance(value, int) else id(value), []).append(j)
+    return [Block(tuple(ids), values[ids[0]], stacked=False) for ids in groups.values()]
 
 
 def united(*values: PerClient[T]) -> PerClient[T]:
-    """The values of different clients at one place as one."""
+    """Return the values of different clients at one place as one value."""
     times = {j: second for v in values for j, second in v.ready.items()}
     return PerClient(values[0].place, [b for v in values for b in v.blocks], ready=times)
 
 
 def at_once(values: Sequence[PerClient], last: float) -> tuple[PerClient, ...]:
-    """The same values, there at this second."""
+    """Return the same values, available at this second."""
     return tuple(
         PerClient(v.place, v.blocks, v.ids, v.kind, dict.fromkeys(v.ids, last) if last else ALWAYS) for v in values
     )
 
 
 def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the ids that every value has: a client that vanished is simply absent."""
+    """Return the ids that every value has; a client that disconnected is absent."""
     for v in values:
         if v.ids != ids:
             have = set(v.ids)
@@ -221,7 +216,7 @@ def common(values: Sequence[PerClient], ids: tuple[int, ...]) -> tuple[int, ...]
 
 
 def aligned(values: Sequence[PerClient], ids: tuple[int, ...]) -> list[tuple[tuple[int, ...], list[Block]]]:
-    """Groups of clients whose values sit together in every argument, with those blocks."""
+    """Return the groups of clients that share a block in every argument, with those blocks."""
     if all(len(v.blocks) == 1 and v.blocks[0].ids == ids for v in values):
         return [(ids, [v.blocks[0] for v in values])] if ids else []
     homes = [{j: k for k, b in enumerate(v.blocks) for j in b.ids} for v in values]
@@ -235,22 +230,14 @@ def aligned(values: Sequence[PerClient], ids: tuple[int, ...]) -> list[tuple[tup
 
 
 def settled(value: Any) -> Any:
-    """The same values, there from the beginning: what a round leaves is there when the next one starts."""
+    """Return the same values, available from the beginning: a round's results are there when the next one starts."""
     return tree.replace(Held, lambda held: replace(held, ready=0.0), value)
 
 
-def unzipped(value: PerClient) -> Any:
-    """A tuple of values where the function gave a plain tuple, else the value itself."""
-    first = value.blocks[0].tree if value.blocks else None
-    if type(first) is not tuple:
-        return value
-    return tuple(
-        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
-        for k in range(len(first))
-    )
-
-
 def pair(value: PerClient) -> tuple[PerClient, PerClient]:
-    """The two values of what a function gave as a pair; where there is no client, two that nobody has."""
-    both: tuple[PerClient, PerClient] = unzipped(value) if value.blocks else (value, value)
-    return both
+    """Return the two values of a function that gives a pair."""
+    first, second = (
+        PerClient(value.place, [b._replace(tree=b.tree[k]) for b in value.blocks], value.ids, ready=value.ready)
+        for k in range(2)
+    )
+    return first, second

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cutlayer.core import tree
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, SYNC, Kind, Place
-from cutlayer.core.meter import Direction, How, Ready
+from cutlayer.core.meter import Direction, How, Ready, Timer
 from cutlayer.core.values import Block, PerClient, aligned
 from cutlayer.meters.ledger import Ledger
 from cutlayer.planning.devices import PASSES, Devices
@@ -41,7 +41,7 @@ class Spent(NamedTuple):
     straggler: int | None = None  # the client whose own work and transfers took the longest
 
 
-class Clock:
+class Clock(Timer):
     """Simulated time on these devices."""
 
     def __init__(self, devices: Devices) -> None:

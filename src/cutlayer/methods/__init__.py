@@ -7,58 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 from cutlayer import registry
-from cutlayer.core.method import Method, global_model
-from cutlayer.methods.fedavg import FedAvg, fedavg
-from cutlayer.methods.fsl_sage import FslSage, fsl_sage
-from cutlayer.methods.hasfl import Hasfl, hasfl
-from cutlayer.methods.hosfl import HybridOrder, hosfl
-from cutlayer.methods.mergesfl import MergeSFL, mergesfl
+from cutlayer.core.method import Method as Method
+from cutlayer.core.method import global_model as global_model
+from cutlayer.methods.fedavg import fedavg
+from cutlayer.methods.fsl_sage import fsl_sage
+from cutlayer.methods.hasfl import hasfl
+from cutlayer.methods.hosfl import hosfl
+from cutlayer.methods.mergesfl import mergesfl
 from cutlayer.methods.momentum import fedavgm, fednag, fednar, fedprox, slowmo
-from cutlayer.methods.mu_splitfed import UnbalancedZeroth, mu_splitfed
-from cutlayer.methods.random_cut import RandomCut
-from cutlayer.methods.relay import Relay, sl
+from cutlayer.methods.mu_splitfed import mu_splitfed
+from cutlayer.methods.relay import sl
 from cutlayer.methods.smofi import smofi
-from cutlayer.methods.splitfed import SplitFed, sfl_v1
-from cutlayer.methods.splitfed_v2 import SplitFedV2, sfl_v2
+from cutlayer.methods.splitfed import sfl_v1
+from cutlayer.methods.splitfed_v2 import sfl_v2
 from cutlayer.methods.splitlora import splitlora
-from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
+from cutlayer.methods.zo_sfl import zo_sfl
 from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
-
-__all__ = [
-    "METHODS",
-    "FedAvg",
-    "FslSage",
-    "Hasfl",
-    "HybridOrder",
-    "MergeSFL",
-    "Method",
-    "RandomCut",
-    "Relay",
-    "SplitFed",
-    "SplitFedV2",
-    "UnbalancedZeroth",
-    "ZerothOrder",
-    "build",
-    "fedavg",
-    "fedavgm",
-    "fednag",
-    "fednar",
-    "fedprox",
-    "fsl_sage",
-    "global_model",
-    "hasfl",
-    "hosfl",
-    "mergesfl",
-    "mu_splitfed",
-    "sfl_v1",
-    "sfl_v2",
-    "sl",
-    "slowmo",
-    "smofi",
-    "splitlora",
-    "zo_sfl",
-]
 
 METHODS: registry.Table[Callable[..., Method]] = registry.table(
     "METHODS",
@@ -85,6 +50,6 @@ METHODS: registry.Table[Callable[..., Method]] = registry.table(
 
 
 def build(name: str, model: Split, client_opt: Transform, server_opt: Transform, **options: Any) -> Method:
-    """The method of this name with these options."""
+    """Build the method of this name with these options."""
     given = {"model": model, "client_opt": client_opt, "server_opt": server_opt}
     return registry.make("method", METHODS, name, options, given=given)

@@ -23,7 +23,7 @@ from cutlayer.split import Split
 
 @storable
 class FedAvgMemory(NamedTuple):
-    """What FedAvg remembers between rounds."""
+    """What FedAvg keeps between rounds."""
 
     outer: Held[Tensors]
     carry: Any
@@ -35,12 +35,12 @@ FedAvgState = State[FedAvgMemory]
 @method
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """The cut plays no part: clients hold all layers, and a round is one round trip."""
+    """FedAvg: clients hold all layers, so the cut has no effect, and a round is one round trip."""
 
     model: Split
     opt: Transform
-    outer: Outer = Replace()  # after every round, on the clients' mean
-    carry: Carry = Reset()  # what the local optimisers remember of earlier rounds
+    outer: Outer = Replace()  # applied to the clients' mean after every round
+    carry: Carry = Reset()  # what the local optimisers keep of earlier rounds
     agg: Agg = "samples"
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class FedAvg:
 
     @at_client(gives={"model": MODEL})
     def update(self, part: Part, grads: Grads) -> Part:
-        if self.opt.joint_norm:  # the client has all layers, so the joint norm is its own
+        if self.opt.joint_norm:  # the client has all layers, so it computes the joint norm itself
             grads = grads._replace(norm2=self.opt.norm2(part, grads))
         return self.opt.step(part, grads)
 
@@ -94,5 +94,5 @@ class FedAvg:
 
 
 def fedavg(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:
-    """FedAvg; everything is trained by the client's optimiser."""
+    """FedAvg; the client's optimiser trains all layers."""
     return FedAvg(model=model, opt=client_opt, agg=agg)

@@ -16,27 +16,24 @@ from cutlayer.core.state import Grads, Part, Progress, State
 from cutlayer.core.values import Held, PerClient, united
 from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform, adam
-from cutlayer.pieces.alignment import Alignment, appended
-from cutlayer.pieces.auxiliary import Auxiliary, FirstUnits, Given, Net
+from cutlayer.pieces.auxiliary import Alignment, Auxiliary, FirstUnits, Given, Net, appended
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Arrived
-from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.exchange import Arrived, in_turns
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.pieces.start import refuse_u_shape, with_one_server
-from cutlayer.pieces.turns import in_turns
+from cutlayer.pieces.start import refuse_joint_norm, refuse_u_shape, with_one_server
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 
 Memory = dict[str, dict[int, Any]]
 
-KEPT = "auxiliary"  # what clients keep; its version is the round in which it was sent
+KEPT = "auxiliary"  # the name under which clients keep it; its version is the round in which it was sent
 
 
 @method
 @dataclass(frozen=True, kw_only=True)
 class FslSage:
-    """Each client trains under an auxiliary model, which the server aligns with its own gradient at the cut."""
+    """Each client trains with an auxiliary model, which the server aligns with its own gradient at the cut."""
 
     model: Split
     client_opt: Transform
@@ -96,11 +93,11 @@ class FslSage:
         )
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
-        """One step of the one server-side model for one client."""
+        """Take one step of the server-side model for one client."""
         return self.server_opt.step(part._replace(progress=progress), grads)
 
     def remember(self, step: Step, server: Server, memory: Memory, arrived: Arrived) -> None:
-        """Put what came up into each client's buffer; one that is new here gets an auxiliary model."""
+        """Append what came up to each client's buffer; a new client gets an auxiliary model."""
         for j in step.active.ids:
             z, y = server.pick(arrived.z, j), server.pick(arrived.y, j)
             before = [memory["buffer"][j]] if j in memory["buffer"] else []
@@ -110,18 +107,19 @@ class FslSage:
                 memory["auxiliary"][j] = server.do(self.align_opt.begin, model, 0)
 
     def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
-        """Bring each client's auxiliary model closer to the server's gradient at the cut, over the client's buffer."""
+        """Train each client's auxiliary model towards the server's gradient at the cut, on the client's buffer."""
+        key = server.rows({j: server.hold(keys.fold(clients.key, "align", j)) for j in clients.ids})
+        buffer, a = (server.rows({j: memory[name][j] for j in clients.ids}) for name in ("buffer", "auxiliary"))
+        target = server.each(self.alignment.target, s, buffer, key)
+        a = server.each(self.align_opt.resume, a, round)
+        for _ in range(self.align_epochs):
+            a = server.each(self.alignment.step, a, buffer, target, key)
         for j in clients.ids:
-            key, buffer = keys.fold(clients.key, "align", j), memory["buffer"][j]
-            target = server.do(self.alignment.target, s, buffer, key)
-            a = server.do(self.align_opt.resume, memory["auxiliary"][j], round)
-            for _ in range(self.align_epochs):
-                a = server.do(self.alignment.step, a, buffer, target, key)
-            memory["auxiliary"][j] = a
+            memory["auxiliary"][j] = server.pick(a, j)
             memory["sent"].pop(j, None)
 
     def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
-        """Each client's auxiliary model, sent to those that do not hold it as it is now."""
+        """Return each client's auxiliary model; send it to clients that do not hold the current one."""
         held, sent = clients.memory.versions(KEPT), memory["sent"]
         holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(j)))
         others = clients.only(tuple(j for j in clients.ids if j not in holding.ids))
@@ -145,7 +143,7 @@ def fsl_sage(
     buffer: int = 1000,
     agg: Agg = "samples",
 ) -> FslSage:
-    """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with one of your own."""
+    """FSL-SAGE with an auxiliary model of the server's first units and a linear layer, or with your own."""
     if auxiliary is not None and auxiliary_units is not None:
         raise ConfigError(
             "auxiliary_units says how many of the server's units to copy, but auxiliary is a model of your own; leave "

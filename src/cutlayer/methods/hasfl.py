@@ -17,13 +17,12 @@ from cutlayer.core.values import Held, PerClient
 from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.estimation import Parts, Watch
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
 from cutlayer.pieces.finite_mean import all_finite, heard, loss_of_finite, mean_of
-from cutlayer.pieces.norms import refuse_joint_norm
-from cutlayer.pieces.observe import Estimates, Observer, renewed
+from cutlayer.pieces.observe import Estimates, Observer, Parts, Watch, renewed
 from cutlayer.pieces.recut import of_model, recut, regrown
 from cutlayer.pieces.report import report
+from cutlayer.pieces.start import refuse_joint_norm
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import Mode
 from cutlayer.planning.policy import Policy, RoundPlan
@@ -32,14 +31,14 @@ from cutlayer.planning.profile import Profile
 from cutlayer.split import Split
 
 Triple = tuple[PerClient[Grads], PerClient[Grads], PerClient[Grads]]
-PROBE_BATCH = 32  # samples of each client for the first estimates
+PROBE_BATCH = 32  # batch size of the first estimates
 
 
 @storable
 class HasflMemory(NamedTuple):
-    """What HASFL remembers between rounds."""
+    """What HASFL keeps between rounds."""
 
-    deepest: int  # of all cuts
+    deepest: int  # the deepest of all cuts
     estimates: Held[Estimates] | None = None
     plan: RoundPlan | None = None
 
@@ -50,15 +49,15 @@ HasflState = State[HasflMemory]
 @method
 @dataclass(frozen=True, kw_only=True)
 class Hasfl:
-    """Layers above the deepest cut are one for all and move at every step; the rest is averaged every `interval`."""
+    """Layers above the deepest cut are shared and move at every step; the rest is averaged every `interval` steps."""
 
-    model: Split  # its cut is everyone's where the plan is fixed, and that of the first estimates
-    client_opt: Transform  # of each device's own layers, on whichever side of its cut
+    model: Split  # its cut is used for fixed plans and for the first estimates
+    client_opt: Transform  # of each device's own layers, on both sides of its cut
     server_opt: Transform  # of the common layers
-    policy: Policy  # each round's cuts and batch sizes
-    interval: int = 15  # I: mini-batches between aggregations, which is one round here
+    policy: Policy  # chooses the cuts and batch sizes of each round
+    interval: int = 15  # I: mini-batches between aggregations; this is one round
     replan_every: int = 1  # rounds with the same plan
-    target: float | None = None  # epsilon of the convergence bound
+    target: float | None = None  # ε of the convergence bound
     exchange: Exchange = by_shape
     client: SplitClient = field(init=False)
     observer: Observer | None = field(init=False)
@@ -74,7 +73,7 @@ class Hasfl:
 
     @property
     def fewest(self) -> int:
-        """What changes servers, layers when the deepest cut moves or estimates, would tell of a single client."""
+        """The fewest clients: two if layers or estimates may change servers, which would reveal a single client's."""
         return 1 if self.policy.steady and not self.policy.estimates else 2
 
     @property
@@ -126,7 +125,7 @@ class Hasfl:
         steps: int,
         looks: bool,
     ) -> tuple[Parts, Held[Estimates] | None]:
-        """So many mini-batches of everyone, and what both ends of them tell of the loss, if anyone looks."""
+        """Train `steps` mini-batches of every client; if `looks`, also estimate the loss's constants."""
         parts = self.hand_out(state, plan, clients, server, fed)
         watch = self.watch(clients, plan, server, fed) if looks else None
         begin = watch and watch.look(partial(self.gradients, server, parts), parts)
@@ -143,7 +142,7 @@ class Hasfl:
         return parts._replace(device=device, between=between), new
 
     def hand_out(self, state: HasflState, plan: RoundPlan, clients: Clients, server: Server, fed: Fed) -> Parts:
-        """Each device gets the layers up to its cut; the server, for each device, those from there to the deepest."""
+        """Give each device the layers up to its cut, and the server a copy of those from there to the deepest cut."""
         cuts = {j: plan.cuts[j] for j in clients.ids}
         deepest = state.memory.deepest
         names = {k: self.model.at(k).sides[0] for k in {*cuts.values(), deepest}}
@@ -163,7 +162,7 @@ class Hasfl:
         return Parts(device, kept, common, clients.down(SETTINGS, cut_there), cut_there, deepest)
 
     def gradients(self, server: Server, parts: Parts, step: Step) -> Triple:
-        """Of each device's batch mean: for its own layers, for those at the server, and for the common ones."""
+        """Return the gradients of each device's mean loss: of its layers on both sides, and of the common ones."""
         crossing = self.exchange(self.client, step, server, parts.device, parts.cut)
         lift = partial(self.through_between, parts.deepest)
         h, pull_between = server.vjp(lift, parts.between, crossing.z, step.key, parts.cut_there)
@@ -175,11 +174,11 @@ class Hasfl:
         return crossing.back(gm.cut), gm, gs
 
     def through_between(self, deepest: int, part: Part, z: Tensor, key: int | None, cut: int) -> tuple[Tensor, Tensors]:
-        """From a device's cut to the deepest one."""
+        """Run the layers from a device's cut to the deepest one."""
         return self.model.at(cut, deepest).upper(part, z, key)
 
     def recut(self, state: HasflState, deepest: int, server: Server, fed: Fed) -> HasflState:
-        """The layers between the old and the new deepest cut change servers, as aggregates."""
+        """Move the layers between the old and the new deepest cut to the other server, as aggregates."""
         before = state.memory.deepest
         if deepest == before:
             return state
@@ -188,10 +187,10 @@ class Hasfl:
         part = server.do(partial(regrown, self.server_opt), state.server, upper, state.round)
         return state._replace(client=lower, server=part, memory=state.memory._replace(deepest=deepest))
 
-    # -- who computes what --------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------
 
     def plan(self, state: HasflState, clients: Clients, server: Server, estimates: Held[Estimates] | None) -> RoundPlan:
-        """This round's cuts and batch sizes: the last round's, or what the policy makes of what is known by now."""
+        """Return this round's cuts and batch sizes: the last round's, or a new plan from what is known by now."""
         last = state.memory.plan
         if last is not None and state.round % self.replan_every and last.asked == clients.ids:
             return last
@@ -213,7 +212,7 @@ class Hasfl:
         return Bound(beta=float(beta), lr=lr, noise=noise, slope=slope, gap=left, target=self.target)
 
     def first_estimates(self, state: HasflState, clients: Clients, server: Server, fed: Fed) -> Held[Estimates]:
-        """From one step at the model's own cut that nobody keeps."""
+        """Estimate from one step at the model's own cut; the trained parts are discarded."""
         samples = {j: int(n) for j, n in clients.weights.items()}
         plan = self.policy.probe(clients.ids, batch=PROBE_BATCH, cut=self.model.cut, samples=samples)
         taking = clients.only(tuple(plan.cuts))
@@ -230,7 +229,7 @@ class Hasfl:
         return estimates
 
     def watch(self, clients: Clients, plan: RoundPlan, server: Server, fed: Fed) -> Watch | None:
-        """Clients whose batch has two halves; a single one would tell of itself, so nobody looks then."""
+        """Return the clients whose batch has two halves; None if fewer than two, whose mean would reveal one client."""
         able = tuple(j for j in clients.ids if plan.batches[j] >= self.fewest_samples)
         if self.observer is None or len(able) < 2:
             return None
@@ -238,7 +237,7 @@ class Hasfl:
 
     @property
     def fewest_samples(self) -> int:
-        """Of a batch in two halves, each of which has statistics where they are normalised."""
+        """The smallest batch with two halves, each with batch statistics if a layer needs them."""
         return 4 if self.model.normalises else 2
 
     def metrics(self, state: HasflState) -> dict[str, Any]:
@@ -269,7 +268,7 @@ def hasfl(
     devices: Devices | None = None,
     costs: Costs | Profile | None = None,
 ) -> Hasfl:
-    """HASFL: every device has its own cut and batch size, planned for it; or, as in the baselines, random or fixed.
+    """HASFL: every device has its own cut and batch size; planned or, as in the baselines, random or fixed.
 
     `devices` and `costs` come from the run; in Python give `train`'s devices and `cutlayer.profile(model, sample)`.
     """

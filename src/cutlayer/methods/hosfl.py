@@ -1,7 +1,6 @@
 """HO-SFL (Chen et al. 2026): the server back-propagates, clients only run forward. docs/methods/hosfl.md"""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from cutlayer.core import directions, keys
@@ -17,25 +16,24 @@ from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.exchange import Arrived, through_server
 from cutlayer.pieces.finite_mean import all_finite, heard, mean_of, or_zero
 from cutlayer.pieces.hybrid import History, HybridClient, refuse_draws
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report_of
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 
 Versions = dict[int, int]
 
-PART = "part"  # what clients keep; its version is the number of rounds that are in it
+PART = "part"  # the name under which clients keep it; its version is the number of rounds in it
 
 
 @storable
 class HybridMemory(NamedTuple):
-    """What HO-SFL remembers between rounds: the log, and how far each client that was ever here has come."""
+    """What HO-SFL keeps between rounds: the log, and the version that each known client holds."""
 
     log: Held[History]
-    oldest: int  # the first round in it
-    seen: Versions  # by client: rounds that it had when it was here last
-    behind: Versions  # by client: what one that was lost came with
+    oldest: int  # the first round in the log
+    seen: Versions  # by client: its version after its last round
+    behind: Versions  # by client that disconnected: its version before that round
 
 
 HybridState = State[HybridMemory]
@@ -46,7 +44,7 @@ HybridState = State[HybridMemory]
 class HybridOrder:
     """HO-SFL: the server back-propagates, clients only run forward and exchange slopes instead of models.
 
-    A round is one step; who was away replays a log.
+    A round is one step; a client that was away replays a log.
     """
 
     model: Split
@@ -54,9 +52,9 @@ class HybridOrder:
     server_opt: Transform
     perturbations: int = 5  # P
     smoothing: float = 1e-3  # μ
-    overlap: int = 0  # perturbed passes while the gradient is under way, each with a cut tensor to hold
-    side_by_side: int = 1  # perturbed passes at once: faster where a device is not full, with the memory of as many
-    max_history: int = 10_000  # rounds in the log at most; who was away for longer downloads the model
+    overlap: int = 0  # perturbed passes while the gradient is on its way; each holds one more cut tensor in memory
+    side_by_side: int = 1  # perturbed passes at once: faster on a device with idle cores, but each takes memory
+    max_history: int = 10_000  # most rounds in the log; a client that was away for longer downloads the model
     agg: Agg = "uniform"  # the paper's 1/K, or each client by its samples
     client: HybridClient = field(init=False)
 
@@ -101,7 +99,7 @@ class HybridOrder:
         c = self.synchronised(state, clients, kept, fed)
         s = server.do(self.server_opt.resume, state.server, state.round)
         (step,) = clients.steps(count=1)
-        # Phase 1: forward; perturbed passes may begin before the gradient is there
+        # Phase 1: forward; perturbed passes may begin before the gradient arrives
         z = step.active.do(self.client.forward, c, step.x, step.key)
         ahead = step.active.do(self.client.ahead, c, step.x, step.key, seeds)
         crossing = Arrived(self.model, server, *step.active.up(ACTIVATIONS(z), LABELS(step.y)))
@@ -110,11 +108,11 @@ class HybridOrder:
         # Phase 3: slopes along the shared directions (15-17)
         cut = step.active.down(GRADIENTS, gs.cut)
         v = step.active.up(SLOPES(step.active.do(self.client.slopes, c, step.x, step.key, seeds, z, cut, ahead)))
-        # The server takes its step for those whose slopes are there: both halves move by the same clients (14)
+        # The server steps for the clients whose slopes arrived, so both halves move by the same clients (14)
         gs = gs[v]
         counts = server.each(all_finite, gs)
         s = server.do(self.server_opt.step, s, mean_of(server, server.each(heard, gs, counts), counts, w))
-        # Phase 4: their mean is the update, for everyone (18-20)
+        # Phase 4: the mean of the slopes is the update of all clients (18-20)
         finite = fed.each(all_finite, v)
         slopes = mean_of(fed, fed.each(or_zero, v, finite), finite, w)
         c = clients.do(self.client.update, c, seeds, clients.down(SLOPES, slopes))
@@ -128,24 +126,24 @@ class HybridOrder:
         )
 
     def usable(self, state: HybridState, clients: Clients) -> Versions:
-        """What clients hold that the log can bring up to date.
+        """Return the versions that the log can bring up to date.
 
-        A version that was never handed out here is of rounds that a restored server has forgotten.
+        A version that is newer than the server's record comes from rounds that a restored server has lost.
         """
         memory, kept = state.memory, clients.memory.versions(PART)
         return {j: version for j, version in kept.items() if memory.oldest <= version <= memory.seen.get(j, -1)}
 
     def synchronised(self, state: HybridState, clients: Clients, kept: Versions, fed: Fed) -> PerClient[Part]:
-        """Algorithm 3: each client's part as of this round, from what it kept and the rounds that it missed.
+        """Algorithm 3: return each client's part as of this round, from what it kept and the rounds that it missed.
 
-        Who kept nothing, or something that the log does not reach, downloads the model with its moments.
+        A client that kept nothing, or a version that is older than the log, downloads the model with its moments.
         """
         oldest, able = state.memory.oldest, clients.only(tuple(kept))
         others = clients.only(tuple(j for j in clients.ids if j not in able.ids))
         for version in range(min((kept[j] for j in able.ids), default=state.round), state.round):
             behind = able.only(tuple(j for j in able.ids if kept[j] <= version))
-            missed = behind.down(SLOPES, fed.do(partial(_row, version - oldest), state.memory.log))
-            # Kept at once: from here on they are where those are who missed less.
+            missed = behind.down(SLOPES, fed.do(History.at, state.memory.log, version - oldest))
+            # Kept at once, so that in the next step they join the clients that missed less.
             behind.memory.keep(PART, behind.do(self.client.catch_up, behind.memory.recall(PART), missed), version + 1)
         whole = [others.down(SETUP, value) for value in (state.client.model, state.client.moments)]
         downloaded = others.do(self.client.adopt, *whole, others.down(SETTINGS, state.round))
@@ -155,9 +153,9 @@ class HybridOrder:
     def logged(
         self, state: HybridState, clients: Clients, kept: Versions, fed: Fed, seeds: Held, slopes: Held
     ) -> HybridMemory:
-        """The log with this round, from the oldest round on that a client which was ever here may still miss.
+        """Append this round to the log, and drop rounds that no known client may still miss.
 
-        One that was lost in this round holds something between what it came with and what it was told to make of that.
+        A client that disconnected in this round may hold any version from the one it came with to this round's.
         """
         now, here, before = state.round + 1, clients.ids, state.memory
         lost = {j: version for j, version in kept.items() if j not in here}
@@ -165,7 +163,7 @@ class HybridOrder:
         behind = {j: version for j, version in before.behind.items() if j not in here} | lost
         oldest = max(min({**seen, **behind}.values()), now - self.max_history)
         log = fed.do(History.plus, before.log, seeds, slopes)
-        log = fed.do(partial(_since, oldest - before.oldest), log)
+        log = fed.do(History.since, log, oldest - before.oldest)
         return HybridMemory(log, oldest, seen, behind)
 
     def metrics(self, state: HybridState) -> dict[str, Any]:
@@ -173,17 +171,9 @@ class HybridOrder:
 
     @property
     def extra_cut_tensors(self) -> int:
-        """What a client holds beside the activations, their gradient and one pass: others ahead, others of a group."""
+        """The cut tensors that a client holds beside the activations, their gradient and one pass."""
         group = min(self.side_by_side, self.perturbations - self.overlap)
         return self.overlap + max(group - 1, 0)
-
-
-def _row(row: int, log: History) -> History:
-    return log.since(row).until(1)
-
-
-def _since(row: int, log: History) -> History:
-    return log.since(row)
 
 
 hosfl = HybridOrder

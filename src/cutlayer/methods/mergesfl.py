@@ -4,21 +4,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cutlayer.core import keys
+from cutlayer.core.checks import check_choice
 from cutlayer.core.kinds import MODEL, SETTINGS
-from cutlayer.core.method import Needs, method
+from cutlayer.core.method import Needs, Sizes, equal_batches, method
 from cutlayer.core.places import Clients, Step
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.core.values import Held, PerClient
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
 from cutlayer.pieces.merge import finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
-from cutlayer.pieces.sizes import Equal, Regulated, Sizes
-from cutlayer.pieces.start import with_one_server
+from cutlayer.pieces.sizes import Regulated
+from cutlayer.pieces.start import refuse_joint_norm, with_one_server
 from cutlayer.split import Split
 
 Agg = Literal["batch", "uniform"]
@@ -27,19 +27,18 @@ Agg = Literal["batch", "uniform"]
 @method
 @dataclass(frozen=True, kw_only=True)
 class MergeSFL:
-    """All batches of a step become one, and the one server-side model takes one step."""
+    """All batches of a step are merged into one, and the one server-side model takes one step."""
 
     model: Split
     client_opt: Transform
     server_opt: Transform
     exchange: Exchange = by_shape
-    sizes: Sizes = Equal()  # batch sizes of the round's clients
-    agg: Agg = "batch"  # weights of the clients' models: their batch sizes, or all the same
+    sizes: Sizes = equal_batches  # of the round's clients
+    agg: Agg = "batch"  # weights of the clients' models: their batch sizes, or equal
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.agg not in ("batch", "uniform"):
-            raise UnknownNameError("agg", str(self.agg), ("batch", "uniform"), where="mergesfl")
+        check_choice("agg", self.agg, Agg, where="mergesfl")
         refuse_joint_norm("MergeSFL", self.client_opt, self.server_opt)
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
@@ -58,12 +57,12 @@ class MergeSFL:
         for step in clients.steps(sizes=self.sizes(clients.ids, clients.batch)):
             crossing = self.exchange(self.client, step, server, c)
             found = self.merged(crossing, step, server, s, progress) if crossing.z.ids else None
-            if found is None:  # everyone who had a batch left is lost
+            if found is None:  # all clients with a batch left have disconnected
                 continue
             gs, cut = found
             s = server.do(self.server_opt.step, s, gs)
             c[step.active] = step.active.do(self.client.update, c, crossing.back(cut))
-            batch |= {j: max(batch[j], b) for j, b in step.sizes.items()}  # the last one of a pass may be smaller
+            batch |= {j: max(batch[j], b) for j, b in step.sizes.items()}  # the last batch of a pass may be smaller
         return state._replace(
             round=state.round + 1,
             client=fed.mean(clients.up(MODEL(c.model)), batch if self.agg == "batch" else None),
@@ -74,9 +73,9 @@ class MergeSFL:
     def merged(
         self, crossing: Crossing, step: Step, server: Server, s: Held, progress: PerClient
     ) -> tuple[Held, PerClient] | None:
-        """Gradient of the merged batch's mean loss, and what each client gets: the gradient of its own batch's mean.
+        """Return the gradient of the merged batch's mean loss, and for each client that of its own batch's mean loss.
 
-        The mean is over the samples whose loss is known.
+        The mean is over the samples whose loss is known. Return None if no client is left.
         """
         z, back = server.concat(server.each(finite_or_zero, crossing.z))
         h, pull = server.vjp(self.model.upper, s, z, keys.fold(step.everyone.key, "merged", step.number))
@@ -103,11 +102,11 @@ def mergesfl(
     largest_batch: int | None = None,
     ingress: int | None = None,
 ) -> MergeSFL:
-    """MergeSFL; with the clients' seconds per sample, their batch sizes are regulated to equal step times.
+    """MergeSFL; given the clients' seconds per sample, batch sizes are regulated to equal step times.
 
     `regulate` takes the seconds from the run's devices.
     """
-    sizes: Sizes = Equal()
+    sizes: Sizes = equal_batches
     if seconds_per_sample:
         sizes = Regulated(seconds=tuple(seconds_per_sample), largest=largest_batch, ingress=ingress)
     elif regulate:

@@ -29,7 +29,7 @@ def fedprox(
     mu: float = 0.01,
     agg: Agg = "samples",
 ) -> FedAvg:
-    """FedProx: FedAvg whose clients are drawn back to the model of the round by a penalty of weight mu."""
+    """FedProx: FedAvg with a penalty of weight mu that pulls clients back to the model of the round."""
     check(is_number(mu) and mu >= 0, "mu", mu, "a number of at least 0")
     return FedAvg(model=model, opt=proximal(client_opt, mu), agg=agg)
 
@@ -75,7 +75,7 @@ def slowmo(
 
 
 def fednag(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:
-    """FedNAG: FedAvg that averages the clients' momenta as well and carries them on; meant for Nesterov momentum."""
+    """FedNAG: FedAvg that also averages the clients' momenta and carries them on; meant for Nesterov momentum."""
     if not client_opt.moments:
         raise ConfigError(
             "fednag averages the moments of the local optimisers, but this one keeps none; "

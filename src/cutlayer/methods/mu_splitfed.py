@@ -1,26 +1,24 @@
-"""MU-SplitFed (Liang et al. 2025): zeroth-order, several server steps for each of the clients'.
+"""MU-SplitFed (Liang et al. 2025): zeroth-order training, several server steps for each step of the clients.
 
 docs/methods/mu_splitfed.md
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cutlayer.core import directions
-from cutlayer.core.checks import check, check_count, check_positive, is_number
+from cutlayer.core.checks import check, check_choice, check_count, check_positive, is_number
 from cutlayer.core.kinds import ACTIVATIONS, LABELS, MODEL, SCALARS, SETTINGS
 from cutlayer.core.method import Needs, method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, Progress, State
-from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import Report, report
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Pair, Surrogate, ZerothClient
 from cutlayer.split import Split
@@ -33,7 +31,7 @@ DeltaModel = Literal["updated", "initial"]
 class UnbalancedZeroth:
     """MU-SplitFed: no back-propagation on either side, and several server steps for each step of the clients.
 
-    A round is one such step; then both halves go part of the way.
+    A round is one such step; then both halves move part of the way to the mean.
     """
 
     model: Split
@@ -42,7 +40,7 @@ class UnbalancedZeroth:
     smoothing: float = 1e-3  # λ
     server_steps: int = 2  # τ
     global_lr: float = 0.3  # η_g
-    delta_model: DeltaModel = "updated"  # the server-side copy that tells the client its slope
+    delta_model: DeltaModel = "updated"  # the server-side copy that computes the client's slope
     agg: Agg = "uniform"  # the paper's 1/K, or each client by its samples
     client: ZerothClient = field(init=False)
     surrogate: Surrogate = field(init=False)
@@ -51,8 +49,7 @@ class UnbalancedZeroth:
         check_positive("smoothing", self.smoothing)
         check_count("server_steps", self.server_steps)
         check(is_number(self.global_lr) and self.global_lr >= 0, "global_lr", self.global_lr, "a number from 0 up")
-        if self.delta_model not in get_args(DeltaModel):
-            raise UnknownNameError("delta_model", str(self.delta_model), get_args(DeltaModel), where="mu_splitfed")
+        check_choice("delta_model", self.delta_model, DeltaModel, where="mu_splitfed")
         check_agg(self.agg)
         refuse_u_shape("MU-SplitFed", self.model)
         refuse_live_norms("MU-SplitFed", self.model)
@@ -96,12 +93,12 @@ class UnbalancedZeroth:
         )
 
     def partway(self, old: Model, mean: Model) -> Model:
-        """θ + η_g (mean - θ), without rounding where η_g is 0 or 1."""
+        """Return θ + η_g (mean - θ), without rounding if η_g is 0 or 1."""
         return old._replace(params={k: torch.lerp(p, mean.params[k], self.global_lr) for k, p in old.params.items()})
 
 
 def _report(progress: Progress, delta: Tensor) -> Report:
-    """A client whose difference is not finite stands still, though its server-side copy may have moved."""
+    """Return the report of a client; if its difference is not finite it has stopped, even if its server copy moved."""
     return report(progress._replace(ok=progress.ok & delta.isfinite()))
 
 

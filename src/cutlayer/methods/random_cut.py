@@ -18,7 +18,7 @@ from cutlayer.split import Split
 
 @storable
 class RandomCutMemory(NamedTuple):
-    """Which of the methods had the last round, and what they remember."""
+    """The method of the last round, and the memory of the methods."""
 
     cut: int
     method: SplitFedMemory
@@ -39,7 +39,7 @@ class RandomCut:
 
     @classmethod
     def over(cls, cuts: tuple[int, int], model: Split, at: Callable[[Split], SplitFed]) -> "RandomCut":
-        """The method that `at` makes of the model, at each cut of an inclusive range of numbers of units."""
+        """Make a method with `at` for each cut of an inclusive range of numbers of units."""
         last = model.num_units if model.head is None else model.head
         if not _is_range(cuts, last):
             given = list(cuts) if isinstance(cuts, tuple) else cuts
@@ -55,7 +55,7 @@ class RandomCut:
 
     @property
     def needs(self) -> Needs:
-        return Needs(fewest_clients=min(2, len(self.methods)))  # layers that change servers would tell of a single one
+        return Needs(fewest_clients=min(2, len(self.methods)))  # moved layers would reveal a single client's
 
     def start(self, server: Server, fed: Fed) -> RandomCutState:
         state: State = self.methods[0].start(server, fed)
@@ -75,7 +75,7 @@ def _is_range(cuts: Any, last: int) -> bool:
 
 
 def _recut(state: RandomCutState, old: Split, new: Split, server: Server, fed: Fed) -> SplitFedState:
-    """The state with every value at the side of the new cut that holds it."""
+    """Return the state with every value on its side of the new cut."""
     lower, upper = recut(state.client, state.server, old, new, server, fed, of_model)
     memory = state.memory.method
     below, above = recut(memory.client, memory.server, old, new, server, fed, of_tensors)

@@ -1,19 +1,18 @@
-"""SL, vanilla split learning (Gupta and Raskar 2018): the client model goes from hand to hand. docs/methods/sl.md"""
+"""SL, vanilla split learning (Gupta and Raskar 2018): clients train one after another. docs/methods/sl.md"""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
+from cutlayer.core.checks import check_choice
 from cutlayer.core.kinds import MODEL, SETTINGS
-from cutlayer.core.method import method
+from cutlayer.core.method import PYTHON_ONLY, method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Part, State
 from cutlayer.core.values import Held
-from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape, through_server
-from cutlayer.pieces.norms import Side, joint_norms
+from cutlayer.pieces.exchange import Exchange, Side, by_shape, joint_norms, through_server
 from cutlayer.pieces.report import Report, nothing, report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.pieces.start import with_one_server
@@ -25,18 +24,20 @@ Order = Literal["random", "fixed"]
 @method
 @dataclass(frozen=True, kw_only=True)
 class Relay:
-    """One client at a time trains with the one server; its layers are handed on through the fed server."""
+    """Split learning: one client at a time trains, and its layers are handed on to the next.
+
+    They go through the fed server.
+    """
 
     model: Split
     client_opt: Transform
     server_opt: Transform
-    exchange: Exchange = by_shape
+    exchange: Exchange = field(default=by_shape, metadata=PYTHON_ONLY)
     order: Order = "random"
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
-            raise UnknownNameError("order", str(self.order), get_args(Order), where="sl")
+        check_choice("order", self.order, Order, where="sl")
         object.__setattr__(self, "client", SplitClient(model=self.model, opt=self.client_opt))
 
     def start(self, server: Server, fed: Fed) -> State:
@@ -55,10 +56,9 @@ class Relay:
     def train(
         self, one: Clients, lower: Held, upper: Held, round: int, server: Server, fed: Fed
     ) -> tuple[Held, Held] | None:
-        """All local steps of one client, from the models that the client before it left.
+        """Train all local steps of one client, from the models of the client before it, and return both halves.
 
-        Both halves go on from here, or neither: the turn of a client that is lost before it returned its layers did not
-        happen.
+        Return None if the client disconnects before it returns its layers: its turn does not count for either half.
         """
         c = one.do(self.client.begin, one.down(MODEL, lower), one.down(SETTINGS, round))
         s = server.copies(upper, one)
@@ -79,6 +79,4 @@ def _added(told: Report, part: Part) -> Report:
     return told.plus(report(part.progress))
 
 
-def sl(*, model: Split, client_opt: Transform, server_opt: Transform, order: Order = "random") -> Relay:
-    """Split learning: one client at a time trains, and its layers are handed on to the next."""
-    return Relay(model=model, client_opt=client_opt, server_opt=server_opt, order=order)
+sl = Relay

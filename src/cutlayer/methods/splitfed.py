@@ -12,9 +12,8 @@ from cutlayer.core.tree import storable
 from cutlayer.core.values import Held
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape, through_server
+from cutlayer.pieces.exchange import Exchange, Side, by_shape, joint_norms, through_server
 from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
-from cutlayer.pieces.norms import Side, joint_norms
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import report
 from cutlayer.pieces.weights import Agg, check_agg, weights
@@ -26,7 +25,7 @@ Sync = Literal["round", "epoch", "step"]
 
 @storable
 class SplitFedMemory(NamedTuple):
-    """What the rules that end a round remember of each half of the model."""
+    """The memory of the outer rule for each half of the model."""
 
     client: Held[Tensors]
     server: Held[Tensors]
@@ -38,14 +37,14 @@ SplitFedState = State[SplitFedMemory]
 @method
 @dataclass(frozen=True, kw_only=True)
 class SplitFed:
-    """Every client owns a server-side copy; both halves are averaged when the round ends."""
+    """Every client has its own server-side copy; both halves are averaged at the end of a round."""
 
     model: Split
     client_opt: Transform
     server_opt: Transform
     exchange: Exchange = by_shape
-    fuse: Fuse = Keep()  # after every step, over the server-side parts
-    outer: Outer = Replace()  # after every round, at each half's own place
+    fuse: Fuse = Keep()  # applied to the server-side parts after every step
+    outer: Outer = Replace()  # applied after every round, at each half's own place
     agg: Agg = "samples"
     client: SplitClient = field(init=False)
 
@@ -87,7 +86,7 @@ class SplitFed:
 def sfl_v1(
     *, model: Split, client_opt: Transform, server_opt: Transform, sync: Sync = "round", agg: Agg = "samples"
 ) -> SplitFed:
-    """SFL-V1 whose server-side copies are averaged after every `round`, `epoch` or `step`."""
+    """SFL-V1; server-side copies are averaged after every `round`, `epoch` or `step`."""
     fuses: dict[str, Fuse] = {"round": Keep(), "epoch": AverageEachEpoch(agg), "step": AverageEachStep(agg)}
     fuse = find("sync", fuses, sync, "sfl_v1")
     return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, fuse=fuse, agg=agg)

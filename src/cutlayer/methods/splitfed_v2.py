@@ -3,55 +3,48 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cutlayer.core.checks import check_count
+from cutlayer.core.checks import check_choice, check_count
 from cutlayer.core.kinds import MODEL, SETTINGS
-from cutlayer.core.method import Needs, method
+from cutlayer.core.method import PYTHON_ONLY, Needs, method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Grads, Model, Part, Progress, State
 from cutlayer.core.values import Held
-from cutlayer.errors import UnknownNameError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
-from cutlayer.pieces.exchange import Exchange, by_shape
-from cutlayer.pieces.norms import refuse_joint_norm
+from cutlayer.pieces.exchange import Exchange, by_shape, in_turns
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
-from cutlayer.pieces.start import with_one_server
-from cutlayer.pieces.turns import in_turns
+from cutlayer.pieces.start import refuse_joint_norm, with_one_server
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 
 Reset = Literal["never", "round", "step"]
 Interleave = Literal["step", "client"]
 Order = Literal["random", "fixed"]
-CHOICES = {
-    "interleave": ("step", "client"),
-    "order": ("random", "fixed"),
-    "server_opt_reset": ("never", "round", "step"),
-}
 
 
 @method
 @dataclass(frozen=True, kw_only=True)
 class SplitFedV2:
-    """Clients compute in parallel; the server takes their batches one after another with one model."""
+    """SFL-V2: one server-side model takes the clients' batches one after another."""
 
     model: Split
     client_opt: Transform
     server_opt: Transform
-    exchange: Exchange = by_shape
-    interleave: Interleave = "step"  # whose batch is next: another client's, or the same client's until it is done
-    order: Order = "random"  # drawn anew at each step (or each round, client by client), or by client number
-    server_opt_reset: Reset = "never"  # when the server's moments and count start over
-    interval: int | None = None  # mini-batches of each client between averages; by default the run's batching says
+    exchange: Exchange = field(default=by_shape, metadata=PYTHON_ONLY)
+    interleave: Interleave = "step"  # whose batch is next: another client's, or this client's until it has none left
+    order: Order = "random"  # drawn at each step (or round, with interleave "client"), or by client number
+    server_opt_reset: Reset = "never"  # when the server's moments and count are reset
+    # mini-batches of each client between averages; None: as the run's batching says
+    interval: int | None = field(default=None, metadata=PYTHON_ONLY)
     agg: Agg = "samples"
     client: SplitClient = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UnknownNameError(name, str(getattr(self, name)), known, where="sfl_v2")
+        check_choice("interleave", self.interleave, Interleave, where="sfl_v2")
+        check_choice("order", self.order, Order, where="sfl_v2")
+        check_choice("server_opt_reset", self.server_opt_reset, Reset, where="sfl_v2")
         if self.interval is not None:
             check_count("interval", self.interval)
         check_agg(self.agg)
@@ -93,40 +86,21 @@ class SplitFedV2:
         return shuffled(who.ids, who.key, number) if self.order == "random" else who.ids
 
     def kept(self, s: Held) -> Held:
-        """What the server keeps between rounds: its model, and its moments unless they start over."""
+        """Return what the server keeps between rounds: its model, and its moments unless they are reset."""
         return s if self.server_opt_reset == "never" else s.model
 
     def enter(self, kept: Part | Model, round: int) -> Part:
-        """The server's part when a round begins."""
+        """Return the server's part at the start of a round."""
         if isinstance(kept, Part) and self.server_opt_reset == "never":
             return self.server_opt.resume(kept, round)
         return self.server_opt.begin(kept.model, round)
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
-        """One step for one client."""
+        """Take one step of the server-side model for one client."""
         part = part._replace(progress=progress)
         if self.server_opt_reset == "step":
             part = self.server_opt.restart(part, part.model)
         return self.server_opt.step(part, grads)
 
 
-def sfl_v2(
-    *,
-    model: Split,
-    client_opt: Transform,
-    server_opt: Transform,
-    interleave: Interleave = "step",
-    order: Order = "random",
-    server_opt_reset: Reset = "never",
-    agg: Agg = "samples",
-) -> SplitFedV2:
-    """SFL-V2: one server-side model takes the clients' batches one after another."""
-    return SplitFedV2(
-        model=model,
-        client_opt=client_opt,
-        server_opt=server_opt,
-        interleave=interleave,
-        order=order,
-        server_opt_reset=server_opt_reset,
-        agg=agg,
-    )
+sfl_v2 = SplitFedV2

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.core.checks import check_choice
+from cutlayer.errors import ConfigError
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.methods.splitfed_v2 import SplitFedV2
 from cutlayer.optim.optimiser import Transform
@@ -22,22 +23,21 @@ def splitlora(
     interval: int | None = None,
     agg: Agg = "samples",
 ) -> SplitFed | SplitFedV2:
-    """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch moves.
+    """SplitLoRA: `per_client` server adapters as in SFL-V1, or one `shared_server` adapter that every batch updates.
 
-    Only adapters train, and only they travel; the matrices A and B are averaged each by itself. With a shared server
-    the clients' adapters are averaged every `interval` mini-batches, by default 100.
+    Only adapters are trained and sent; the matrices A and B are averaged separately. With a shared server the clients'
+    adapters are averaged every `interval` mini-batches, by default 100.
     """
     _check_adapters(model)
+    check_choice("mode", mode, Mode, where="splitlora")
     if mode == "per_client":
         if interval is not None:
             raise ConfigError(
                 "splitlora: interval belongs to mode shared_server; the batching says how long a round is"
             )
         return SplitFed(model=model, client_opt=client_opt, server_opt=server_opt, agg=agg)
-    if mode == "shared_server":
-        steps = INTERVAL if interval is None else interval
-        return SplitFedV2(model=model, client_opt=client_opt, server_opt=server_opt, interval=steps, agg=agg)
-    raise UnknownNameError("mode", str(mode), ("per_client", "shared_server"), where="splitlora")
+    steps = INTERVAL if interval is None else interval
+    return SplitFedV2(model=model, client_opt=client_opt, server_opt=server_opt, interval=steps, agg=agg)
 
 
 def _check_adapters(model: Split) -> None:

@@ -9,9 +9,8 @@ from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.optim.optimiser import Transform
-from cutlayer.pieces.norms import refuse_joint_norm
 from cutlayer.pieces.report import report
-from cutlayer.pieces.start import refuse_live_norms, refuse_u_shape
+from cutlayer.pieces.start import refuse_joint_norm, refuse_live_norms, refuse_u_shape
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.pieces.zeroth import Surrogate, ZerothClient
 from cutlayer.split import Split
@@ -20,7 +19,7 @@ from cutlayer.split import Split
 @method
 @dataclass(frozen=True, kw_only=True)
 class ZerothOrder:
-    """ZO-SFL: SFL-V1 without back-propagation on either side; two forward passes a step, one scalar back."""
+    """ZO-SFL: SFL-V1 without back-propagation on either side; a step is two forward passes and one scalar back."""
 
     model: Split
     client_opt: Transform

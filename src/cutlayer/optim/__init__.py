@@ -1,4 +1,4 @@
-"""Optimisers as pure functions of a part and its gradients, the rules they are made of, and learning-rate schedules.
+"""Optimisers as pure functions of a part and its gradients, the rules they consist of, and learning-rate schedules.
 
 Imports: core, errors, registry.
 """

@@ -1,4 +1,4 @@
-"""Optimisers as pure functions over a `Part` and its `Grads`, so that they work on stacked and on remote parts alike.
+"""Optimisers as pure functions of a `Part` and its `Grads`, so that they also work on stacked and on remote parts.
 
 An optimiser is a learning-rate schedule, rules that change the gradients, and one rule that updates a value:
 
@@ -40,39 +40,39 @@ from cutlayer.optim.schedules import SCHEDULES, Schedule, constant, warmup
 
 
 class Transform(Protocol):
-    """What a method asks of an optimiser."""
+    """What a method needs of an optimiser."""
 
     @property
     def lr(self) -> Schedule:
-        """The learning rate of each round."""
+        """The learning-rate schedule, by round."""
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the moments that it keeps for each value."""
+        """Names of the moments kept for each value."""
 
     @property
     def joint_norm(self) -> bool:
         """Whether `step` needs the joint squared norm in `grads.norm2`."""
 
     def norm2(self, part: Part, grads: Grads) -> Tensor:
-        """This part's share of the joint squared norm: of the gradients as they come to the rule that clips them."""
+        """Return this part's share of the joint squared norm, of the gradients that reach the clipping rule."""
 
     def begin(self, model: Model, round: int) -> Part:
-        """A part with fresh moments and the learning rate of this round."""
+        """Return a part with fresh moments and the learning rate of this round."""
 
     def resume(self, part: Part, round: int) -> Part:
-        """The part with its moments and count kept, at the learning rate of this round."""
+        """Return the part at the learning rate of this round; moments and count are kept."""
 
     def restart(self, part: Part, model: Model) -> Part:
-        """The part with new values and fresh moments, in the same round."""
+        """Return the part with new values and fresh moments, in the same round."""
 
     def step(self, part: Part, grads: Grads) -> Part:
-        """The part after one update; it stands still from its first gradient on that is not finite."""
+        """Return the part after one update; from its first gradient that is not finite on, it does not move."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimiser:
-    """The one `Transform` of this package, composed of pieces."""
+    """The `Transform` of this package: a schedule, gradient rules, and an update rule."""
 
     lr: Schedule
     before: tuple[GradientRule, ...] = ()
@@ -106,11 +106,11 @@ class Optimiser:
 
     @property
     def treats_values_alike(self) -> bool:
-        """Whether an update of all values in one long tensor gives the same numbers as one of each by itself."""
+        """Whether updating all values as one flat tensor gives the same numbers as updating each value."""
         return all(type(rule) in ALIKE for rule in (*self.before, self.rule))
 
     def update(self, part: Part, grads: Grads) -> Part:
-        """A step, value by value."""
+        """Take one step, value by value."""
         ok = _still_finite(part.progress.ok, grads)
         for change in self.before:
             grads = change(part, grads)
@@ -130,7 +130,7 @@ class Optimiser:
         return Part(params, part.frozen, buffers, by_kind, count, part.lr, progress, part.start)
 
     def update_in_place(self, part: Part, grads: Grads, params: Tensors, moments: dict[str, Tensors]) -> Part:
-        """The same, with parameters and moments written into these, which may be the part's; the rest comes back."""
+        """Take one step and write parameters and moments into these, which may be the part's; return the rest."""
         made = self.update(part, grads)
         for target, value in zip(
             tree.tensors((params, moments)), tree.tensors((made.params, made.moments)), strict=True
@@ -147,13 +147,13 @@ class Optimiser:
 
 @singledispatch
 def stepped(params: Tensors, opt: Optimiser, part: Part, grads: Grads) -> Part:
-    """The part after one step; an engine that keeps its parameters in a mapping of its own registers how."""
+    """Return the part after one step; an engine with its own mapping of parameters registers its own version."""
     return opt.update(part, grads)
 
 
 def _still_finite(ok: Tensor, grads: Grads) -> Tensor:
-    """`ok` where these gradients, and the loss and the joint norm if they are there, are finite as well."""
-    norm2 = squared_norm(grads.params) if grads.params else None  # a part without parameters has only the loss to tell
+    """Return `ok` and whether the gradients, and the loss and joint norm if given, are finite."""
+    norm2 = squared_norm(grads.params) if grads.params else None  # a part without parameters has only its loss
     for told in (norm2, grads.loss, grads.norm2):
         ok = ok if told is None else ok & torch.isfinite(told)
     return ok
@@ -182,7 +182,7 @@ def sgd(
     clip_decay: bool = False,
     proximal: float = 0.0,
 ) -> Optimiser:
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent, with optional momentum."""
     before = _before(clip, clip_scope, weight_decay, clip_decay, proximal)
     return Optimiser(lr=_schedule(lr), before=before, rule=Momentum(momentum, nesterov))
 
@@ -222,21 +222,21 @@ OPTIMISERS: registry.Table[Callable[..., Optimiser]] = registry.table(
 
 
 def build(name: str, **options: Any) -> Optimiser:
-    """The optimiser of this name with these options; lr may be a table that names a schedule, also with a warmup."""
+    """Build the optimiser of this name; `lr` may be a table that names a schedule and a warmup."""
     if isinstance(options.get("lr"), Mapping):
         options["lr"] = _scheduled(options["lr"])
     return registry.make("optimiser", OPTIMISERS, name, options)
 
 
 def proximal(opt: Optimiser, mu: float) -> Optimiser:
-    """The optimiser with FedProx's penalty in its objective, so before everything else."""
+    """Add FedProx's penalty to the objective, so before all other rules."""
     if any(isinstance(rule, Proximal) for rule in opt.before):
         raise ConfigError("the optimiser has a proximal penalty already; give it there or to fedprox, not to both.")
     return replace(opt, before=(Proximal(mu), *opt.before)) if mu else opt
 
 
 def co_clipped(opt: Optimiser, max_norm: float) -> Optimiser:
-    """FedNAR: the optimiser with its weight decay inside the gradient whose joint norm is clipped."""
+    """FedNAR: clip the joint norm of the gradient after weight decay has been added to it."""
     if isinstance(opt.rule, AdamW):
         raise ConfigError("FedNAR clips the weight decay with the gradient, but adamw keeps it apart; use adam or sgd.")
     return replace(opt, before=(*(rule for rule in opt.before if not isinstance(rule, Clip)), Clip(max_norm, "joint")))
@@ -259,8 +259,10 @@ def _scheduled(table: Mapping[str, Any]) -> Schedule:
 def _before(
     clip: float | None, scope: Scope, weight_decay: float, clip_decay: bool, proximal: float
 ) -> tuple[GradientRule, ...]:
-    """The objective's own terms first. Clipping sees the gradients before weight decay, as with clip_grad_norm_ and
-    torch.optim, or after it (FedNAR)."""
+    """Return the gradient rules: first the penalty, which belongs to the objective.
+
+    Clipping comes before weight decay, as with clip_grad_norm_ and torch.optim, or after it (FedNAR).
+    """
     penalty = () if proximal == 0 else (Proximal(proximal),)
     clipping = () if clip is None else (Clip(clip, scope),)
     decay = () if weight_decay == 0 else (WeightDecay(weight_decay),)

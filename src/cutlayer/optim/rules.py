@@ -1,7 +1,7 @@
-"""Rules that optimisers are made of: some change the gradients, one updates a value.
+"""The rules of optimisers: gradient rules change the gradients, and one update rule moves a value.
 
 The numbers are those of torch.optim, in its order of operations. A learning rate and a count of steps are plain
-numbers, or tensors without dimensions that stay on their device.
+numbers, or zero-dimensional tensors, which stay on their device.
 """
 
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ class UpdateRule(Protocol):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the moments that the rule keeps for each value."""
+        """Names of the moments kept for each value."""
 
     def __call__(self, value: Tensor, gradient: Tensor, moments: Moments, lr: Rate, count: Count) -> Updated:
-        """The new value and moments in step `count`, which starts at 1."""
+        """Return the new value and moments of step `count`, which starts at 1."""
 
 
 def squared_norm(gradients: Tensors) -> Tensor:
-    """The squared L2 norm over all gradients, in at least single precision."""
+    """Return the squared L2 norm over all gradients, in at least single precision."""
     if not gradients:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(g, dtype=accumulator(g.dtype)) for g in gradients.values()]
@@ -61,7 +61,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class WeightDecay:
-    """Coupled weight decay: the value itself, times the rate, joins its gradient."""
+    """Coupled weight decay: adds the value times the rate to its gradient."""
 
     rate: float
 
@@ -78,7 +78,7 @@ class WeightDecay:
 
 @dataclass(frozen=True)
 class Proximal:
-    """FedProx: the gradient of μ/2 ‖w − w⁰‖², which draws each value back to where it was when the round began."""
+    """FedProx: adds the gradient of μ/2 ‖w − w⁰‖², which pulls each value towards the start of the round."""
 
     mu: float
 
@@ -123,7 +123,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Momentum:
-    """Gradient descent with heavy-ball or Nesterov momentum, as PyTorch writes them; beta 0 keeps no moment."""
+    """Gradient descent with heavy-ball or Nesterov momentum as in PyTorch; with beta 0 it keeps no moment."""
 
     beta: float = 0.0
     nesterov: bool = False
@@ -163,14 +163,14 @@ class Adam:
         beta1, beta2 = self.betas
         first = torch.lerp(moments[0], gradient, 1 - beta1)
         second = torch.addcmul(moments[1] * beta2, gradient, gradient, value=1 - beta2)
-        steps = count.double() if isinstance(count, Tensor) else count  # betas near 1 need all their digits
+        steps = count.double() if isinstance(count, Tensor) else count  # betas near 1 need double precision
         divisor = second.sqrt() / _typed((1 - beta2**steps) ** 0.5, second) + self.eps
         return _moved(value, first, lr / (1 - beta1**steps), divisor), (first, second)
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """Adam with decoupled weight decay: the value shrinks by itself, apart from the moments."""
+    """Adam with decoupled weight decay: the decay shrinks the value and does not enter the moments."""
 
     adam: Adam = Adam()
     weight_decay: float = 0.01
@@ -184,12 +184,12 @@ class AdamW:
         return self.adam(value * _typed(1 - lr * self.weight_decay, value), gradient, moments, lr, count)
 
 
-# Rules that treat all values alike, whatever their shapes: all of them in one long tensor as each by itself.
+# Rules that do not depend on the shapes of values, so that all of them may be updated as one flat tensor.
 ALIKE = (WeightDecay, Proximal, Clip, Momentum, Adam, AdamW)
 
 
 def _moved(value: Tensor, direction: Tensor, rate: Rate, divisor: Tensor | None = None) -> Tensor:
-    """The value less rate times direction, which is divided first where there is a divisor."""
+    """Return value - rate * direction, or value - rate * direction / divisor."""
     if isinstance(rate, Tensor):
         quotient = direction if divisor is None else direction / divisor
         return torch.addcmul(value, quotient, rate.to(value.dtype), value=-1)
@@ -199,5 +199,5 @@ def _moved(value: Tensor, direction: Tensor, rate: Rate, divisor: Tensor | None 
 
 
 def _typed(number: Rate, like: Tensor) -> Rate:
-    """The number, a tensor in the type of the other: a value without dimensions would take on the number's type."""
+    """Return the number, if a tensor in the type of the other: a zero-dimensional value would take on its type."""
     return number.to(like.dtype) if isinstance(number, Tensor) else number

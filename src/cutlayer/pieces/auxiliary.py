@@ -1,43 +1,49 @@
-"""Auxiliary models: what a client puts above its own layers to have a loss, and so a gradient, without the server."""
+"""FSL-SAGE's auxiliary models, with which a client has a gradient at the cut without the server, and their alignment.
 
+The server trains an auxiliary model until its gradient at the cut is close to the server's own.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cutlayer.core import tree
 from cutlayer.core.checks import check, check_type, reason
 from cutlayer.core.program import at_client
-from cutlayer.core.state import Model, Tensors
+from cutlayer.core.state import Grads, Model, Part, Tensors
 from cutlayer.errors import ConfigError
+from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
 from cutlayer.split.segment import Values
 
-WEIGHT, BIAS = "auxiliary.weight", "auxiliary.bias"  # of the layer that only the auxiliary model has
+WEIGHT, BIAS = "auxiliary.weight", "auxiliary.bias"  # of the linear layer on top
 HOW_TO_GIVE = "give an auxiliary model of your own, in Python: fsl_sage(..., auxiliary=module)"
 
 
 class Net(Protocol):
-    """From the cut to scores of the classes, as a pure function of named values."""
+    """A network from the cut to the scores of the classes, as a pure function of named values."""
 
     def start(self, z: Tensor, key: int) -> Model:
-        """The values before anything is learnt, for activations like these."""
-        ...
+        """Return the initial values, for activations like these."""
 
     def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstUnits:
-    """The server's first units with their initial values, pooled, and a fresh linear layer to the classes."""
+    """The server's first units with their initial values, pooling, and a new linear layer to the classes."""
 
     model: Split
     units: int
 
     @classmethod
     def of(cls, model: Split, units: int | None) -> "FirstUnits":
-        """With so many units; by default one, if the server has another above it."""
+        """Copy this many units; by default one, if the server has another above it."""
         most = max(0, model.num_units - model.cut - 1)
         chosen = min(1, most) if units is None else units
         wanted = f"a whole number from 0 to {most}, the server's units but its last"
@@ -46,7 +52,7 @@ class FirstUnits:
 
     @property
     def copied(self) -> Split:
-        """A split whose server has these units only."""
+        """A split whose server has only the copied units."""
         return self.model.at(self.model.cut, self.model.cut + self.units)
 
     def start(self, z: Tensor, key: int) -> Model:
@@ -68,10 +74,10 @@ class FirstUnits:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A module of the user's own; every client begins with its values."""
+    """A module of the user; every client begins with its values."""
 
     model: Split
-    split: Split  # of the module, with all of it above the cut
+    split: Split  # the module, all of it above the cut
 
     @classmethod
     def of(cls, model: Split, module: nn.Module) -> "Given":
@@ -103,7 +109,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Auxiliary:
-    """A net under the model's loss. Nobody evaluates it, so running statistics of its own are not kept up."""
+    """A network with the model's loss. Nobody evaluates it, so its running statistics are not updated."""
 
     model: Split
     net: Net
@@ -113,12 +119,12 @@ class Auxiliary:
 
     @at_client()
     def local_loss(self, z: Tensor, values: Model, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
-        """For the gradient at the cut, which stands for the server's."""
+        """Return the loss whose gradient at the cut replaces the server's."""
         return self.loss(values, z, y, key), {}
 
 
 def pooled(h: Tensor) -> Tensor:
-    """One vector a sample: the mean over an image, the last place of a text."""
+    """Return one vector per sample: the mean over an image, the last position of a text."""
     if h.dim() not in (2, 3, 4):
         raise ConfigError(
             f"the auxiliary model cannot pool activations of shape {tuple(h.shape)}: it knows (batch, width), "
@@ -128,7 +134,62 @@ def pooled(h: Tensor) -> Tensor:
 
 
 def _linear(width: int, outputs: Tensor, key: int) -> Tensors:
-    """Values as a new nn.Linear has them, but drawn from the key."""
+    """Return values as in a new nn.Linear, but drawn from the key."""
     random, bound = torch.Generator().manual_seed(key), width**-0.5
     shapes = {WEIGHT: (outputs.shape[1], width), BIAS: (outputs.shape[1],)}
     return {name: torch.empty(s).uniform_(-bound, bound, generator=random).to(outputs) for name, s in shapes.items()}
+
+
+@tree.storable
+class Buffer(NamedTuple):
+    """The activations and labels that one client has sent, the newest last."""
+
+    z: Tensor
+    y: Tensor
+
+
+def appended(limit: int, z: Tensor, y: Tensor, old: Buffer | None = None) -> Buffer:
+    """Append this batch to the buffer; beyond the limit, drop the oldest samples."""
+    z, y = (z, y) if old is None else (torch.cat([old.z, z]), torch.cat([old.y, y]))
+    kept: Buffer = tree.owned(Buffer(z[-limit:], y[-limit:]))
+    return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """Trains an auxiliary model. Both gradients are of the mean loss over the buffer, which is one batch."""
+
+    auxiliary: Auxiliary
+    opt: Transform
+
+    def target(self, part: Part, buffer: Buffer, key: int) -> Tensor:
+        """Return the true gradients at the cut, with the server's current part."""
+        model = self.auxiliary.model
+        return at_cut(lambda z: model.loss(model.upper(part, z, key)[0], buffer.y), buffer.z)
+
+    def distance(self, part: Part, buffer: Buffer, target: Tensor, key: int) -> Tensor:
+        """Return the sum of squared differences between the auxiliary model's gradient at the cut and the true one."""
+        found = at_cut(lambda z: self.auxiliary.loss(part, z, buffer.y, key), buffer.z)
+        return (found - target).square().sum()
+
+    def step(self, part: Part, buffer: Buffer, target: Tensor, key: int) -> Part:
+        """Return the auxiliary model after one step that reduces the distance; this differentiates twice."""
+        params = {name: value.detach().requires_grad_() for name, value in part.params.items()}
+        with torch.enable_grad():
+            loss = self.distance(part._replace(params=params), buffer, target, key)
+        found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        grads = {name: g for name, g in zip(params, found, strict=True) if g is not None}
+        return self.opt.step(part, Grads(grads, {}, loss.detach()))
+
+
+def at_cut(loss: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """Return the gradient of the loss at the activations; under enable_grad it can be differentiated again.
+
+    A sample with a value that is not finite counts as zeros and has no gradient; it would spoil all later alignments.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        z = z.detach().requires_grad_()
+        finite = z.isfinite().flatten(1).all(1).view(-1, *[1] * (z.dim() - 1))
+        (gradient,) = torch.autograd.grad(loss(torch.where(finite, z, 0)), z, create_graph=again)
+    return gradient

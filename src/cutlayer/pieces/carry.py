@@ -1,4 +1,4 @@
-"""What becomes of the local optimisers' moments between rounds."""
+"""What happens to the local optimisers' moments between rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,28 +15,24 @@ from cutlayer.optim.optimiser import Transform
 
 
 class Carry(Protocol):
-    """Sends along with the model what the optimisers should remember, and brings it back."""
+    """Sends the optimisers' moments along with the model, and collects them again."""
 
     def start(self, opt: Transform, model: Model, fed: Fed) -> Any:
-        """The memory before the first round."""
-        ...
+        """Return the memory before the first round."""
 
     def enter(self, clients: Clients, c: PerClient[Part], memory: Any) -> PerClient[Part]:
-        """The clients' parts, which have just begun, with what they should remember."""
-        ...
+        """Return the clients' new parts with the moments that they start from."""
 
     def leave(self, clients: Clients, c: PerClient[Part]) -> tuple[Parcel, ...]:
-        """What goes up beside the models."""
-        ...
+        """Return what is sent up beside the models."""
 
     def keep(self, fed: Fed, memory: Any, brought: Sequence[PerClient], w: dict[int, float], steps: int) -> Any:
-        """The memory after a round of so many steps."""
-        ...
+        """Return the memory after a round of this many steps."""
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Every round begins with fresh moments."""
+    """Every round starts with fresh moments."""
 
     def start(self, opt: Transform, model: Model, fed: Fed) -> None:
         return None
@@ -53,7 +49,7 @@ class Reset:
 
 @storable
 class Carried(NamedTuple):
-    """What the local optimisers remember of the rounds before."""
+    """The moments and step count of the earlier rounds."""
 
     moments: Held[dict[str, Tensors]]
     steps: int
@@ -61,7 +57,7 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class AverageMoments:
-    """FedNAG: moments are averaged like the model and enter the next round with it; the steps so far count on."""
+    """FedNAG: moments are averaged like the model and start the next round; the step count continues."""
 
     def start(self, opt: Transform, model: Model, fed: Fed) -> Carried:
         return Carried(fed.hold(opt.begin(model, 0).moments), 0)

@@ -1,4 +1,4 @@
-"""What a client that holds the lower layers can be asked to do, and what it gives."""
+"""The functions of a client that holds the lower layers, and what they give."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class SplitClient:
 
     @property
     def labels_leave(self) -> bool:
-        """Labels go up with the activations, unless the split is U-shaped."""
+        """Whether labels go up with the activations: unless the split is U-shaped."""
         return not self.model.u_shaped
 
     @at_client(gives={"model": MODEL})
@@ -30,7 +30,7 @@ class SplitClient:
 
     @at_client(gives=ACTIVATIONS)
     def forward(self, part: Part, x: Tensor, key: int | None, cut: int | None = None) -> tuple[Tensor, Tensors]:
-        """Up to the model's cut, or to this client's own."""
+        """Run the layers up to the model's cut, or to this client's own cut."""
         if cut is not None and cut < min(1, self.model.cut):
             raise LawError(f"a cut of {cut} would leave no layer at the client, so its raw inputs would go up")
         return (self.model if cut is None else self.model.at(cut)).lower(part, x, key)
@@ -41,13 +41,13 @@ class SplitClient:
 
     @at_client(gives={"cut": GRADIENTS, "loss": SCALARS})
     def head_loss(self, part: Part, h: Tensor, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
-        """U-shape: the loss behind the client's own head; only its gradient at the cut and its value leave."""
+        """U-shape: return the loss behind the client's head; only its value and its gradient at the head leave."""
         out, buffers = self.model.top(part, h, key)
         return self.model.loss(out, y), buffers
 
     @at_client()
     def both_ends(self, body: Grads, head: Grads) -> Grads:
-        """U-shape: the gradients of the client's layers on both sides of the server."""
+        """U-shape: merge the gradients of the client's layers below and above the server."""
         return Grads({**body.params, **head.params}, {**body.buffers, **head.buffers})
 
     @at_client(gives=SCALARS)

@@ -1,43 +1,46 @@
 """One back-propagated mini-batch across the cut: what goes up, where the loss is, what comes down.
 
-`two_part` sends labels with the activations, and the server computes the loss: one round trip. `u_shaped` keeps labels
-and the last layers at the client: the server's output comes down, its gradient goes up, two round trips.
+`TwoPart` sends labels with the activations, and the server computes the loss: one round trip. `UShaped` keeps labels
+and the last layers at the client: the server's output comes down and its gradient goes up, two round trips.
 """
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, LABELS, SCALARS
 from cutlayer.core.places import Step
 from cutlayer.core.servers import Server
-from cutlayer.core.state import Grads, Part, Tensors
-from cutlayer.core.values import PerClient, united
+from cutlayer.core.state import Grads, Part, Progress, Tensors
+from cutlayer.core.values import Held, PerClient, united
+from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.split import Split
 
+Turn = Callable[[Part, Progress, Grads], Part]
+
 
 class Ascent(Protocol):
-    """A mini-batch on its way up."""
+    """A mini-batch at the server, with its loss."""
 
     z: PerClient[Tensor]  # activations, at the server
 
     def loss(self, h: PerClient[Tensor]) -> tuple[PerClient[Tensor], PerClient[Tensor]]:
-        """From the server's outputs: the loss of each client's batch, and its gradient at them."""
-        ...
+        """Return the loss of each client's batch, and its gradient at the server's outputs."""
 
 
 class Crossing(Ascent, Protocol):
-    """A mini-batch that comes back."""
+    """A mini-batch whose gradients go back to the clients."""
 
     def back(self, cut: PerClient[Tensor]) -> PerClient[Grads]:
-        """Send the gradients at the cut down; the clients' gradients, at the clients."""
-        ...
+        """Send the gradients at the cut down, and return the clients' gradients, at the clients."""
 
 
 class Exchange(Protocol):
-    """Starts a mini-batch: the clients' forward pass, to each one's own cut if told, and activations to the server."""
+    """Starts a mini-batch: runs the clients' forward pass, to each client's cut if given, and brings activations up."""
 
     def __call__(
         self, client: SplitClient, step: Step, server: Server, c: PerClient[Part], *cut: PerClient
@@ -45,7 +48,7 @@ class Exchange(Protocol):
 
 
 class Arrived:
-    """Activations and labels at the server, which has the loss; nothing here goes back."""
+    """Activations and labels at the server, which computes the loss; nothing goes back."""
 
     def __init__(self, model: Split, server: Server, z: PerClient[Tensor], y: PerClient[Tensor]) -> None:
         self.model, self.server, self.z, self.y = model, server, z, y
@@ -60,7 +63,7 @@ def _loss(model: Split, h: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
 
 
 class TwoPart:
-    """Labels travel; the loss is at the server."""
+    """Labels go up, and the server computes the loss."""
 
     def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient[Part], *cut: PerClient) -> None:
         self.active = step.active
@@ -76,7 +79,7 @@ class TwoPart:
 
 
 class UShaped:
-    """Labels and the last layers stay at the client, and so does the loss."""
+    """Labels and the last layers stay at the client, which computes the loss."""
 
     def __init__(self, client: SplitClient, step: Step, server: Server, c: PerClient[Part], *cut: PerClient) -> None:
         self.client, self.step, self.c = client, step, c
@@ -98,13 +101,13 @@ class UShaped:
 
 
 def by_shape(client: SplitClient, step: Step, server: Server, c: PerClient[Part], *cut: PerClient) -> Crossing:
-    """The exchange that the split asks for."""
+    """Start the exchange that suits the shape of the split."""
     exchange = UShaped if client.model.u_shaped else TwoPart
     return exchange(client, step, server, c, *cut)
 
 
 def through_server(crossing: Ascent, model: Split, step: Step, server: Server, s: PerClient[Part]) -> PerClient[Grads]:
-    """Gradients of each client's server-side part, with the loss, and with the gradient at the cut."""
+    """Return the gradients of each client's server-side part, with the loss and the gradient at the cut."""
     h, pull = server.vjp(model.upper, s, crossing.z, step.key)
     loss, gradient = crossing.loss(h)
     return server.each(with_loss, server.each(pull, gradient), loss)
@@ -112,3 +115,51 @@ def through_server(crossing: Ascent, model: Split, step: Step, server: Server, s
 
 def with_loss(grads: Grads, loss: Tensor) -> Grads:
     return grads._replace(loss=loss)
+
+
+def in_turns(
+    turn: Turn,
+    order: Iterable[int],
+    crossing: Ascent,
+    model: Split,
+    step: Step,
+    server: Server,
+    s: Held[Part],
+    progress: dict[int, Held[Progress]],
+) -> tuple[Held[Part], PerClient[Tensor]]:
+    """Let one server-side part take the clients' batches in turn; return it, and each client's gradient at the cut.
+
+    Each turn uses and updates the client's own `progress`, so that a client that stops does not stop the others.
+    """
+    crossing.z = server.together(crossing.z)  # the order is drawn among all clients that answer
+    cuts = {}
+    for j in order:
+        one = step.active.only((j,))
+        gs = through_server(crossing, model, step, server, server.copies(s, one))
+        if j not in gs.ids:  # it disconnected during its turn
+            continue
+        s = server.do(turn, s, progress[j], server.pick(gs, j))
+        progress[j] = s.progress
+        cuts[j] = server.pick(gs.cut, j)
+    return s, server.rows(cuts)
+
+
+class Side(NamedTuple):
+    """The parts on one side of the cut, and their gradients."""
+
+    parts: PerClient[Part]
+    grads: PerClient[Grads]
+
+
+def joint_norms(
+    client: SplitClient, opt: Transform, step: Step, server: Server, below: Side, above: Side
+) -> tuple[PerClient[Grads], PerClient[Grads]]:
+    """Return both sides' gradients with the joint squared norm: a second round trip and 16 bytes a step.
+
+    `opt` is the server's optimiser.
+    """
+    active = step.active
+    at_clients = active.up(SCALARS(active.do(client.squared_norm, *below)))
+    total = server.each(torch.add, server.each(opt.norm2, *above), at_clients)
+    gs = server.each(client.with_norm, above.grads, total)
+    return active.do(client.with_norm, below.grads, active.down(SCALARS, total)), gs

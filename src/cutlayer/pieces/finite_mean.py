@@ -1,4 +1,4 @@
-"""A mean over clients that a client with values that are not finite does not spoil."""
+"""A mean over clients that leaves out clients whose values are not finite."""
 
 from functools import partial
 
@@ -15,14 +15,14 @@ from cutlayer.optim.rules import squared_norm
 
 
 def mean_of(keeper: Keeper, rows: PerClient[T], ok: PerClient[Tensor], weights: Weights | None = None) -> Held[T]:
-    """The mean over the clients that are heard, of rows that are zero for all others (`heard`, `or_zero`)."""
+    """Return the mean over the clients that are `ok`; the rows of all others must be zero (`heard`, `or_zero`)."""
     chosen = [1.0 if weights is None else weights[j] for j in rows.ids]
     mean = keeper.mean(rows, weights)
     return keeper.do(partial(rescaled, sum(chosen)), mean, keeper.sum(ok, weights))
 
 
 def heard(grads: Grads, ok: Tensor) -> Grads:
-    """One client's share of the mean: nothing once it has stopped. The gradient at the cut is no part of it."""
+    """Return one client's share of the mean: zeros once it has stopped, and no gradient at the cut."""
     share: Grads = or_zero(grads._replace(cut=None), ok)
     return share
 
@@ -36,7 +36,7 @@ def all_finite(value: Tree) -> Tensor:
 
 
 def loss_of_finite(grads: Grads) -> Tensor:
-    """The loss; not a number where a gradient is none, so that the client stops wherever it holds no parameters."""
+    """Return the loss, or NaN if a gradient is not finite, so that a part without parameters stops as well."""
     assert grads.loss is not None
     if not grads.params:
         return grads.loss
@@ -44,9 +44,9 @@ def loss_of_finite(grads: Grads) -> Tensor:
 
 
 def rescaled(num: float, mean: Tree, num_ok: Tensor) -> Tree:
-    """The mean over `num` clients as one over those that count; not a number where there are none, so nothing moves.
+    """Turn a mean over `num` clients into one over those that count; NaN if there are none, so nothing moves.
 
-    Where clients weigh differently, both are sums of weights.
+    With weights, both numbers are sums of weights.
     """
 
     def scaled(a: Tensor) -> Tensor:

@@ -17,15 +17,14 @@ class Fuse(Protocol):
 
     @property
     def barrier(self) -> Barrier:
-        """Where clients must wait for each other: nowhere, or at the end of every local epoch or step."""
-        ...
+        """Where clients wait for each other: nowhere, or at the end of every local epoch or step."""
 
     def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None: ...
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Leave them as they are until the round ends."""
+    """Leaves the parts as they are until the round ends."""
 
     barrier: Barrier = field(default=None, init=False)
 
@@ -35,7 +34,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class AverageEachStep:
-    """SFL-V1 with period `step`: after every step the active clients' parts become their mean, optimisers reset."""
+    """SFL-V1 with period `step`: after every step, average the active clients' parts and reset their optimisers."""
 
     agg: Agg = "samples"
     barrier: Barrier = field(default="step", init=False)
@@ -46,7 +45,7 @@ class AverageEachStep:
 
 @dataclass(frozen=True)
 class AverageEachEpoch:
-    """SFL-V1 with period `epoch`: when all have ended a local epoch, all parts become their mean, optimisers reset."""
+    """SFL-V1 with period `epoch`: after every local epoch, average all parts and reset their optimisers."""
 
     agg: Agg = "samples"
     barrier: Barrier = field(default="epoch", init=False)
@@ -57,21 +56,21 @@ class AverageEachEpoch:
 
 
 def _average(server: Server, opt: Transform, s: PerClient[Part], w: dict[int, float], of: PerClient[Part]) -> None:
-    if of.ids:  # else everyone who took this step was lost in it
+    if of.ids:  # else all clients disconnected during this step
         s[of] = server.each(opt.restart, of, server.mean(of.model, w))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuseMomenta:
-    """SMoFi: after every step all clients go on from one momentum, in which finished clients fade with their age.
+    """SMoFi: after every step all clients continue from one fused momentum, in which finished clients fade with age.
 
     Equations 4 to 6: `m̄ ← (Σ_active m_j + Σ_finished (age_j + offset)^α m_j) / |Jⁿ|`. Every client counts once, so the
-    denominator stays the number of the round's clients. With Adam both moments are fused, never the count. A client
-    that was lost has finished early; one that was lost before its first step is none of the round's.
+    denominator stays the number of the round's clients. With Adam both moments are fused, but not the count. A client
+    that disconnects has finished early; one that disconnects before its first step is not one of the round's clients.
     """
 
-    alpha: float  # below 0; the nearer to 0, the longer finished clients are remembered
-    offset: int = 1  # 1: a finished client fades from the step after its last one on; 0: from the second on
+    alpha: float  # at most 0; the nearer to 0, the slower finished clients fade
+    offset: int = 1  # 1: a finished client fades from the first step after its last one on; 0: from the second on
     barrier: Barrier = field(default="step", init=False)
 
     def __post_init__(self) -> None:
@@ -81,11 +80,11 @@ class FuseMomenta:
     def __call__(self, server: Server, opt: Transform, s: PerClient[Part], step: Step) -> None:
         idle = step.idle
         fused = server.sum(s[Ids(tuple(idle))].moments, {j: self.staleness(idle[j]) / len(idle) for j in idle})
-        # Who takes its last step now keeps its own momentum: that is what the others remember of it.
+        # A client that takes its last step now keeps its own momentum, which later sums use.
         s[step.staying] = server.each(_with_moments, s[step.staying], fused)
 
     def staleness(self, age: int) -> float:
-        """The weight of a client whose last step was so many steps ago."""
+        """Return the weight of a client whose last step was this many steps ago."""
         return float((age + self.offset) ** self.alpha) if age else 1.0
 
 

@@ -1,4 +1,4 @@
-"""A client that never back-propagates: slopes along shared random directions, and a log from which it catches up."""
+"""HO-SFL's client, which never back-propagates: slopes along shared random directions, and a log to catch up from."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from cutlayer.split import Split
 
 @storable
 class History(NamedTuple):
-    """The client-side updates of consecutive rounds, as what they are made of."""
+    """The client-side updates of consecutive rounds, as seeds and slopes."""
 
-    seeds: Tensor  # (rounds, P): of the directions
-    slopes: Tensor  # (rounds, P): along them, means over the clients; float64, as they are broadcast
+    seeds: Tensor  # (rounds, P): seeds of the directions
+    slopes: Tensor  # (rounds, P): slopes along them, means over the clients; float64, as they are sent
 
     @classmethod
     def empty(cls, num: int) -> "History":
@@ -31,8 +31,8 @@ class History(NamedTuple):
     def since(self, row: int) -> "History":
         return History(self.seeds[row:], self.slopes[row:])
 
-    def until(self, row: int) -> "History":
-        return History(self.seeds[:row], self.slopes[:row])
+    def at(self, row: int) -> "History":
+        return History(self.seeds[row : row + 1], self.slopes[row : row + 1])
 
     def plus(self, seeds: Tensor, slopes: Tensor) -> "History":
         return History(
@@ -42,13 +42,13 @@ class History(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridClient:
-    """The client's half of HO-SFL; a round is one step of the optimiser, so its count is the version of the part."""
+    """The client's half of HO-SFL. A round is one optimiser step, so the step count is the version of the part."""
 
     model: Split
     opt: Transform
     smoothing: float
-    overlap: int = 0  # passes that `ahead` makes
-    side_by_side: int = 1  # perturbed passes that are made at once, at most
+    overlap: int = 0  # perturbed passes in `ahead`
+    side_by_side: int = 1  # most perturbed passes at once
 
     @property
     def labels_leave(self) -> bool:
@@ -56,25 +56,25 @@ class HybridClient:
 
     @at_client()
     def adopt(self, model: Model, moments: dict[str, Tensors], round: int) -> Part:
-        """A part that was downloaded whole, as if every round had been replayed."""
+        """Return a downloaded part in the state in which a replay of all rounds would leave it."""
         return self.opt.begin(model, round)._replace(moments=moments, count=round)
 
     @at_client()
     def catch_up(self, part: Part, missed: History) -> Part:
-        """Algorithm 3: the updates of missed rounds, in their order."""
+        """Algorithm 3: replay the updates of missed rounds in order."""
         for seeds, slopes in zip(missed.seeds, missed.slopes, strict=True):
             part = self.update(part, seeds, slopes)
         return part
 
     @at_client(gives=ACTIVATIONS)
     def forward(self, part: Part, x: Tensor, key: int | None) -> Tensor:
-        """(9)"""
+        """Equation (9)."""
         z: Tensor = self.model.lower(part, x, key)[0]
         return z
 
     @at_client()
     def ahead(self, part: Part, x: Tensor, key: int | None, seeds: Tensor) -> tuple[Tensor, ...]:
-        """The first passes of (16), while the gradient is under way: each is one more cut tensor to hold."""
+        """Run the first passes of (16) while the gradient is on its way; each holds one more cut tensor in memory."""
         groups = self._groups(seeds[: self.overlap])
         return tuple(moved for group in groups for moved in self._passes(part, x, key, group))
 
@@ -89,7 +89,7 @@ class HybridClient:
         gradient: Tensor,
         ahead: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """(17): how much the loss would change along each direction, to first order in the activations."""
+        """(17): return the change of the loss along each direction, to first order in the activations."""
         found = [_projected(gradient, moved, z) for moved in ahead]
         for group in self._groups(seeds[len(ahead) :]):
             found += self._slopes_of(part, x, key, group, z, gradient)
@@ -97,23 +97,23 @@ class HybridClient:
 
     @at_client()
     def update(self, part: Part, seeds: Tensor, slopes: Tensor) -> Part:
-        """(19) and (20); the part comes out ready for the next round, with its learning rate."""
+        """(19) and (20): update the part, and set the learning rate of the next round."""
         gradient = directions.combined(part.params, seeds, slopes / (len(seeds) * self.smoothing))
         moved = self.opt.step(part, Grads(gradient, {}))
         return self.opt.resume(moved, moved.count)
 
     def _groups(self, seeds: Tensor) -> list[Tensor]:
-        """The seeds of the passes that are made at once."""
+        """Split the seeds into groups of passes that run at once."""
         return [seeds[start : start + self.side_by_side] for start in range(0, len(seeds), self.side_by_side)]
 
     def _slopes_of(
         self, part: Part, x: Tensor, key: int | None, group: Tensor, z: Tensor, gradient: Tensor
     ) -> list[Tensor]:
-        """A function of its own, so that what the passes gave is let go of before the next group."""
+        """Return the slopes of a group; in a function, so that its passes' outputs are freed before the next group."""
         return [_projected(gradient, moved, z) for moved in self._passes(part, x, key, group)]
 
     def _passes(self, part: Part, x: Tensor, key: int | None, group: Tensor) -> tuple[Tensor, ...]:
-        """(16) along each direction of a group. A layer may write into its buffers, so each pass has its own."""
+        """(16) along each direction of a group. Each pass has its own buffers, because layers may write into them."""
         if len(group) == 1:
             return (self._perturbed(part, x, key, group[0]),)
         refuse_draws(self.model)
@@ -126,13 +126,13 @@ class HybridClient:
         return moved.unbind()
 
     def _perturbed(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Tensor:
-        """f(x; θ + μu). The part stays as it is: adding μu and taking it off again would leave rounding behind."""
+        """Return f(x; θ + μu). The part is not changed: adding and subtracting μu would leave rounding errors."""
         moved = part._replace(params=directions.shifted(part.params, seed, self.smoothing))
         return self.forward(moved, x, key)
 
 
 def refuse_draws(model: Split) -> None:
-    """For passes side by side; a rehearsal may find out later than a method's settings that a model draws."""
+    """Refuse passes side by side for a random model; a rehearsal may find out only after the method was made."""
     if model.random:
         raise ConfigError(
             "HO-SFL cannot make passes side by side with a model that draws random numbers in training (dropout): all "
@@ -141,5 +141,5 @@ def refuse_draws(model: Split) -> None:
 
 
 def _projected(gradient: Tensor, moved: Tensor, z: Tensor) -> Tensor:
-    """The product is taken in the tensors' own type and summed in float64."""
+    """Multiply in the tensors' own type, and sum in float64."""
     return ((moved - z) * gradient).sum(dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A merged batch, row by row: each client's share, and what keeps a client that stopped away from the others."""
+"""The rows of MergeSFL's merged batch: each client's share, and what keeps a stopped client from affecting others."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from cutlayer.core.values import PerClient
 
 
 def finite_or_zero(z: Tensor) -> Tensor:
-    """A client whose activations are not finite must not reach the others through the merged batch."""
+    """Replace activations that are not finite: through the merged batch they would reach other clients."""
     return torch.where(z.isfinite().all(), z, 0)
 
 
@@ -19,12 +19,12 @@ def watched(progress: Progress, z: Tensor, loss: Tensor) -> Progress:
 
 
 def in_share(gradient: Tensor, share: float, ok: Tensor) -> Tensor:
-    """A merged mean scales each client's gradient by its share of the batch."""
+    """Scale a client's gradient by its share of the merged batch."""
     return torch.where(ok, gradient * share, 0)
 
 
 def or_zeros(server: Server, rows: PerClient[Tensor], like: PerClient[Tensor]) -> PerClient[Tensor]:
-    """The rows, with zeros for those clients of `like` that were lost since their activations were merged."""
+    """Return the rows, with zeros for clients of `like` that disconnected after their activations were merged."""
     if rows.ids == like.ids:
         return rows
     filled = server.each(torch.zeros_like, like)
@@ -33,10 +33,10 @@ def or_zeros(server: Server, rows: PerClient[Tensor], like: PerClient[Tensor]) -
 
 
 def while_any(grads: Grads, num_ok: Tensor) -> Grads:
-    """With no client left the server stands still as well, instead of coasting on its momentum."""
+    """Replace the gradients by NaN if no client is left, so that momentum does not keep moving the server."""
     return grads._replace(params={k: torch.where(num_ok > 0, g, torch.nan) for k, g in grads.params.items()})
 
 
 def own_mean(cut: Tensor, share: float, ok: Tensor) -> Tensor:
-    """Undo the share; NaN tells a client that has stopped to stand still."""
+    """Undo the share; a stopped client gets NaN, so that it does not move."""
     return torch.where(ok, cut / share, torch.nan)

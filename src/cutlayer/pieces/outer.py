@@ -1,4 +1,4 @@
-"""What ends a round: the old model and the clients' mean give the new model, at the model's own place."""
+"""The rule at the end of a round: the old model and the clients' mean give the new model, at the model's place."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -10,27 +10,25 @@ from cutlayer.core.state import Model, Tensors
 
 
 class Outcome(NamedTuple):
-    """What a round has come to."""
+    """The memory and the model after a round."""
 
     memory: Tensors
     model: Model
 
 
 class Outer(Protocol):
-    """A rule with a memory of its own for each half of the model."""
+    """A rule with a memory for each half of the model."""
 
     def start(self, model: Model) -> Tensors:
-        """The memory before the first round."""
-        ...
+        """Return the memory before the first round."""
 
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
-        """The memory and the model after a round at this learning rate."""
-        ...
+        """Return the memory and the model after a round at this learning rate."""
 
 
 @dataclass(frozen=True)
 class Replace:
-    """The mean is the new model."""
+    """The mean becomes the new model."""
 
     def start(self, model: Model) -> Tensors:
         return {}
@@ -39,17 +37,21 @@ class Replace:
         return Outcome(memory, mean)
 
 
+class _WithMomentum:
+    """A rule whose memory starts as zeros."""
+
+    def start(self, model: Model) -> Tensors:
+        return {k: torch.zeros_like(v) for k, v in model.params.items()}
+
+
 @dataclass(frozen=True)
-class HeavyBall:
-    """FedAvgM: the round's move is a step with momentum, `m ← β m + (w − w̄); w ← w − m`; buffers are replaced."""
+class HeavyBall(_WithMomentum):
+    """FedAvgM: a round is a step with momentum, `m ← β m + (w − w̄); w ← w − m`; buffers are replaced."""
 
     beta: float
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
-
-    def start(self, model: Model) -> Tensors:
-        return _zeros(model)
 
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
         memory = {k: self.beta * m + (old.params[k] - mean.params[k]) for k, m in memory.items()}
@@ -57,7 +59,7 @@ class HeavyBall:
 
 
 @dataclass(frozen=True)
-class SlowMo:
+class SlowMo(_WithMomentum):
     """Momentum in units of the learning rate η: `u ← β u + (w − w̄)/η; w ← w − α η u`; buffers are replaced."""
 
     alpha: float
@@ -67,19 +69,12 @@ class SlowMo:
         check_positive("alpha", self.alpha)
         check_beta(self.beta)
 
-    def start(self, model: Model) -> Tensors:
-        return _zeros(model)
-
     def __call__(self, memory: Tensors, old: Model, mean: Model, lr: float) -> Outcome:
-        if not lr:  # a schedule that has fallen to zero: nothing has moved
+        if not lr:  # the schedule has reached zero, so nothing has moved
             return Outcome(memory, mean)
         memory = {k: self.beta * u + (old.params[k] - mean.params[k]) / lr for k, u in memory.items()}
         params = {k: old.params[k] - self.alpha * lr * u for k, u in memory.items()}
         return Outcome(memory, mean._replace(params=params))
-
-
-def _zeros(model: Model) -> Tensors:
-    return {k: torch.zeros_like(v) for k, v in model.params.items()}
 
 
 def check_beta(beta: float) -> None:

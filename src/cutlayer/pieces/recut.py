@@ -1,4 +1,4 @@
-"""Layers that change servers when the cut moves: as aggregates, never a single client's."""
+"""Layers that change servers when the cut moves: as aggregates, never those of a single client."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +12,13 @@ from cutlayer.optim.optimiser import Transform
 from cutlayer.split import Split
 
 V = TypeVar("V", Model, Tensors)
-Pick = Callable[..., V]  # the values of these names, from all that are given
+Pick = Callable[..., V]  # (names, *values) -> the values of these names
 
 
 def recut(
     below: Held[V], above: Held[V], old: Split, new: Split, server: Server, fed: Fed, pick: Pick[V]
 ) -> tuple[Held[V], Held[V]]:
-    """Both servers' values, each at the side of the new cut that holds it."""
+    """Return both servers' values, moved to the side of the new cut to which they belong."""
     (fed_has, server_has), (fed_needs, server_needs) = old.sides, new.sides
     lower = _moved(below, above, fed, server, fed_has, fed_needs, pick)
     return lower, _moved(above, below, server, fed, server_has, server_needs, pick)
@@ -27,7 +27,7 @@ def recut(
 def _moved(
     own: Held[V], other: Held[V], here: Keeper, there: Keeper, has: frozenset[str], needs: frozenset[str], pick: Pick[V]
 ) -> Held[V]:
-    """What this keeper needs, of what it has and of what the other one sends."""
+    """Return the values that this server needs, from its own and from what the other server sends."""
     if needs <= has:
         return here.do(partial(pick, needs), own)
     sent = there.send(SYNC, there.do(partial(pick, needs - has), other), here)
@@ -35,7 +35,7 @@ def _moved(
 
 
 def regrown(opt: Transform, part: Part, model: Model, round: int) -> Part:
-    """The part with these values; moments of those that it had are kept, of new ones fresh."""
+    """Return the part with these values; values that it had keep their moments, new ones get fresh moments."""
     fresh = opt.begin(model, round)
     moments = {
         kind: {name: part.moments[kind].get(name, value) for name, value in values.items()}
@@ -45,7 +45,7 @@ def regrown(opt: Transform, part: Part, model: Model, round: int) -> Part:
 
 
 def of_model(names: frozenset[str], *models: Model) -> Model:
-    """The values of these names from all of the models."""
+    """Return the model with the values of these names from all given models."""
     return Model(*(of_tensors(names, *some) for some in zip(*models, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""What a round tells of itself: losses, batches, and clients that had to stop."""
+"""The report of a round: losses, batches, and clients that stopped."""
 
 from typing import NamedTuple
 
@@ -13,21 +13,21 @@ from cutlayer.core.tree import storable
 class Report(NamedTuple):
     """Sums over the clients of a round."""
 
-    loss: Tensor  # of all batch losses
+    loss: Tensor  # sum of all batch losses
     batches: Tensor
-    stopped: Tensor  # clients whose gradients were not finite
+    stopped: Tensor  # number of clients whose gradients were not finite
 
     def plus(self, other: "Report") -> "Report":
         return Report(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def report(progress: Progress) -> Report:
-    """One part's progress as numbers that can be added up."""
+    """Return one part's progress as numbers that can be summed."""
     return Report(progress.loss.double(), progress.steps.double(), (~progress.ok).double())
 
 
 def report_of(loss: Tensor, ok: Tensor) -> Report:
-    """One client's single batch; `ok` tells whether it counted."""
+    """Return the report of one client with one batch; `ok` says whether it counts."""
     return Report(torch.where(ok, loss, 0).double(), ok.double(), (~ok).double())
 
 

@@ -1,34 +1,19 @@
-"""Batch sizes that a method regulates, client by client."""
+"""Batch sizes that a method sets for each client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cutlayer.core.checks import is_number
 from cutlayer.errors import ConfigError
 
 
-class Sizes(Protocol):
-    """The batch sizes of these clients, given the run's; a client that is not named keeps that."""
-
-    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]: ...
-
-
-@dataclass(frozen=True)
-class Equal:
-    """Everyone keeps the run's batch size."""
-
-    def __call__(self, ids: Sequence[int], default: int) -> Mapping[int, int]:
-        return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Regulated:
-    """MergeSFL: the fastest client of the round gets the largest batch, the others as much as they do in that time."""
+    """MergeSFL: the fastest client of the round gets the largest batch, the others what they process in that time."""
 
-    seconds: tuple[float, ...]  # computation and transfer of one sample, by client number
+    seconds: tuple[float, ...]  # by client number: computation and transfer of one sample
     largest: int | None = None  # the run's batch size by default
-    ingress: int | None = None  # most samples that the server takes in a step
+    ingress: int | None = None  # most samples that the server accepts in a step
 
     def __post_init__(self) -> None:
         if not self.seconds or not all(is_number(s) and s > 0 for s in self.seconds):
@@ -48,7 +33,7 @@ class Regulated:
 
 
 def _within(ingress: int, sizes: Mapping[int, int]) -> Mapping[int, int]:
-    """Sizes that together are no more than the server takes, in the same proportions as far as whole samples go."""
+    """Scale the sizes down to what the server accepts, in the same proportions up to rounding."""
     if ingress < len(sizes):
         raise ConfigError(
             f"regulated batch sizes: ingress is {ingress}, but each of the round's {len(sizes)} clients sends at least "
@@ -58,6 +43,6 @@ def _within(ingress: int, sizes: Mapping[int, int]) -> Mapping[int, int]:
     if total <= ingress:
         return sizes
     scaled = {j: max(1, b * ingress // total) for j, b in sizes.items()}
-    while sum(scaled.values()) > ingress:  # what one sample for each adds too much, the largest gives up
+    while sum(scaled.values()) > ingress:  # at least one sample for each may be too many: shrink the largest
         scaled[max(scaled, key=lambda j: scaled[j])] -= 1
     return scaled

@@ -1,18 +1,17 @@
-"""What each client's model counts in an average."""
+"""The weights of the clients' models in an average."""
 
-from typing import Literal, get_args
+from typing import Literal
 
+from cutlayer.core.checks import check_choice
 from cutlayer.core.places import Clients
-from cutlayer.errors import UnknownNameError
 
 Agg = Literal["samples", "uniform"]
 
 
 def weights(clients: Clients, agg: Agg) -> dict[int, float]:
-    """As much as it has samples, or as much as any other."""
+    """Return each client's weight: its number of samples, or 1 for every client."""
     return clients.weights if agg == "samples" else dict.fromkeys(clients.ids, 1.0)
 
 
 def check_agg(agg: str) -> None:
-    if agg not in get_args(Agg):
-        raise UnknownNameError("agg", str(agg), get_args(Agg))
+    check_choice("agg", agg, Agg)

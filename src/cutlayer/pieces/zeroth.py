@@ -1,7 +1,7 @@
 """Training without back-propagation: central differences of the loss along random directions, on both sides of a cut.
 
-Each side draws its own direction, and no seed is ever sent. The client's seed stays with the client: with it and the
-scalar, which the server makes, anybody could compute the client's update.
+Each side draws its own direction, and no seed is ever sent. The client's seed stays with the client: anybody who has it
+and the scalar, which the server computes, could compute the client's update.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from cutlayer.split.segment import Values
 
 @storable
 class Pair(NamedTuple):
-    """What came of the parameters moved forth and back along a direction."""
+    """The results with the parameters moved forwards and backwards along a direction."""
 
     plus: Tensor
     minus: Tensor
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ZerothClient:
-    """The client's half: forward passes up, a scalar down, a step along its own direction."""
+    """The client's half: forward passes go up, a scalar comes down, and the client moves along its own direction."""
 
     model: Split
     opt: Transform
@@ -68,32 +68,32 @@ class ZerothClient:
 
     @at_client(gives={"model": MODEL})
     def update_by(self, part: Part, difference: Tensor, seed: Tensor) -> Part:
-        """The same where the loss's difference comes down instead of its slope."""
+        """Update from the difference of the losses instead of their slope."""
         return self.update(part, difference / (2 * self.smoothing), seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """A client's copy of the server-side layers."""
+    """The functions of a client's copy of the server-side layers."""
 
     model: Split
     opt: Transform
     smoothing: float
 
     def losses(self, part: Part, z: Pair, y: Tensor, key: int | None, seed: Tensor) -> Pair:
-        """Both sides moved at once: the activations of either way meet the parameters of the same way."""
+        """Return the losses with both sides moved at once, each in the same sense."""
         moved = both_ways(part, seed, self.smoothing)
         return Pair(*(self._loss(there, at_cut, y, key) for there, at_cut in zip(moved, z, strict=True)))
 
     def slope(self, losses: Pair) -> Tensor:
-        """In single precision, as it travels: both sides step by the same number."""
+        """Return the slope in single precision, as it is sent, so that both sides use the same number."""
         return (losses.difference / (2 * self.smoothing)).float()
 
     def update(self, part: Part, slope: Tensor, seed: Tensor, losses: Pair) -> Part:
         return self.opt.step(part, estimate(part, slope, seed)._replace(loss=losses.mean))
 
     def difference(self, values: Values, z: Pair, y: Tensor, key: int | None) -> Tensor:
-        """Of the losses where only the client has moved; in single precision, as it travels."""
+        """Return the difference of the losses with only the client moved, in single precision, as it is sent."""
         return Pair(*(self._loss(values, at_cut, y, key) for at_cut in z)).difference.float()
 
     def _loss(self, values: Values, z: Tensor, y: Tensor, key: int | None) -> Tensor:
@@ -101,11 +101,11 @@ class Surrogate:
 
 
 def both_ways(part: Part, seed: Tensor, size: float) -> Iterator[Part]:
-    """The part moved by `size` along the direction of a seed, then by as much against it; one of them at a time."""
+    """Yield the part moved by `size` along the direction of a seed, then against it; one at a time, to save memory."""
     for signed in (size, -size):
         yield part._replace(params=directions.shifted(part.params, seed, signed))
 
 
 def estimate(part: Part, slope: Tensor, seed: Tensor) -> Grads:
-    """The gradient as far as one direction tells of it: the slope along it times the direction."""
+    """Return the estimate of the gradient from one direction: the slope times the direction."""
     return Grads(directions.combined(part.params, seed[None], slope[None].double()), {})

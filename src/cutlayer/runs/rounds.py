@@ -13,12 +13,12 @@ import torch
 from cutlayer.core import keys
 from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.engine import Engine
-from cutlayer.core.meter import Meter, NoClock, Restorable
+from cutlayer.core.meter import Meter, Restorable, Timer
 from cutlayer.core.method import Method
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.program import Program
-from cutlayer.core.servers import Bridge, Fed, Server, Together
+from cutlayer.core.servers import Bridge, Fed, Server
 from cutlayer.core.state import State
 from cutlayer.core.transport import Transport
 from cutlayer.core.values import settled
@@ -36,7 +36,7 @@ class Attempt(NamedTuple):
     transport: Transport
     server: Engine
     fed: Engine
-    bridge: Bridge = Together()
+    bridge: Bridge = Bridge()
 
 
 class Backend(Protocol):
@@ -152,7 +152,7 @@ class Rounds:
         def walk(sizes: Mapping[int, int]) -> Walk:
             return Walk(self.batching, index, key, sizes)
 
-        clock = NoClock() if self.clock is None else self.clock
+        clock = Timer() if self.clock is None else self.clock
         if self.clock is not None:
             self.clock.begin()
         with self.backend.attempt(state.round, key, samples) as attempt, computing(self.precision):

@@ -14,7 +14,7 @@ from cutlayer.core.memory import Memory
 from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision, computing
-from cutlayer.core.servers import Bridge, Together
+from cutlayer.core.servers import Bridge
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
@@ -152,7 +152,7 @@ class LocalBackend:
         return self.job.samples_of(client)
 
     def bridge(self) -> Bridge:
-        return Together()
+        return Bridge()
 
     def drawn(self, round: int) -> None:
         return None

@@ -1,4 +1,4 @@
-"""A model cut into a client's part and a server's part: units, where they come from, and pure functions of them.
+"""A model cut into a client's part and a server's part: units, how they are found, and pure functions of them.
 
 Imports: core, errors.
 """

@@ -1,4 +1,4 @@
-"""What a rehearsal of a model looks at, and what it says of a model that does not fit."""
+"""Checks of a model on a few samples, and error messages for a model that does not fit the data."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -15,12 +15,12 @@ from cutlayer.errors import ConfigError
 
 
 def generators(cuda_devices: list[int]) -> list[Tensor]:
-    """The states of torch's own generators."""
+    """Return the states of torch's global generators."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
 
 
 def check_classes(loss: Callable[..., Tensor], out: Any, num_classes: int | None) -> None:
-    """Cross entropy with too few outputs fails only when the first sample of a class without one comes along."""
+    """Refuse too few outputs: cross entropy fails only at the first sample of a class without an output."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
@@ -34,7 +34,7 @@ def check_classes(loss: Callable[..., Tensor], out: Any, num_classes: int | None
 
 
 def misfit(error: Exception, x: Any, model: Model) -> str:
-    """What a user may do about a model that cannot run on these samples."""
+    """Return an error message that says why a model cannot run on these samples, and what to do."""
     given = {a.dtype for a in tree.tensors(x) if a.is_floating_point()}
     own = {a.dtype for a in model.params.values() if a.is_floating_point()}
     if given and own and not given & own:

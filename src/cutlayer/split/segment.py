@@ -1,4 +1,4 @@
-"""Segments: consecutive units of a model as one pure function of the tensors they name."""
+"""Segments: consecutive units of a model as one pure function of named tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from cutlayer.errors import ConfigError
 from cutlayer.split.traits import draws, normalises, writes
 from cutlayer.split.units import Chain, Unit, preloaded, units_of
 
-_GENERATORS = Lock()  # torch's own generators belong to the process: one seeded call at a time
+_GENERATORS = Lock()  # torch's generators are global: one seeded call at a time
 
 
 class Values(Protocol):
-    """Anything that holds the values of a model by name: a Model or a Part."""
+    """Anything with the values of a model by name: a Model or a Part."""
 
     @property
     def params(self) -> Tensors: ...
@@ -32,12 +32,12 @@ class Values(Protocol):
 
 
 class Slot(NamedTuple):
-    """A place inside a module where the tensor of that name is put for the time of a call."""
+    """A place inside a module that holds the tensor of this name during a call."""
 
     home: Any  # a dict or list of tensors
     key: Any
     name: str
-    empty: Tensor  # what stands there between calls
+    empty: Tensor  # what it holds between calls
     module: nn.Module
 
 
@@ -51,13 +51,13 @@ class Body:
         self.structure = structure
         self.units: tuple[Unit, ...] = units_of(structure)
         named = [*structure.named_parameters(), *structure.named_buffers()]
-        constant = preloaded(structure)  # these stand in the structure for good
-        self.names = {id(tensor): name for name, tensor in named if name not in constant}  # tied: by its first name
+        constant = preloaded(structure)  # these stay in the structure
+        self.names = {id(tensor): name for name, tensor in named if name not in constant}  # tied: the first name
         self.lock = Lock()
-        self.draws = False  # random numbers that only a rehearsal has brought to light, in whichever segment
+        self.draws = False  # whether a rehearsal has found that some segment draws random numbers
 
     def segment(self, start: int, stop: int) -> "Segment":
-        """The units from start up to, not including, stop."""
+        """Return the units from `start` up to, but not including, `stop`."""
         return Segment(self, self.units[start:stop], start)
 
 
@@ -73,10 +73,10 @@ class Segment:
         self._buffers = tuple(s for s in slots if not isinstance(s.empty, nn.Parameter))
         self._slots = slots
         self.params, self.frozen, self.buffers = map(_names, (self._params, self._frozen, self._buffers))
-        self.normalises = any(normalises(unit.module) for unit in units)  # with the statistics of its batch
+        self.normalises = any(normalises(unit.module) for unit in units)  # with batch statistics
         self._draws = any(draws(unit.module) for unit in units)
         self._writes = any(writes(unit.module) for unit in units)
-        # What normalisation layers move in training: running statistics, and a count of batches.
+        # The buffers that normalisation layers update in training: running statistics, and a count of batches.
         moved = [s for s in self._buffers if isinstance(s.module, NormBase) and s.module.training]
         self.statistics = _names(moved)
         self._counters = frozenset(s.name for s in moved if s.key == "num_batches_tracked" and _only_counts(s.module))
@@ -87,9 +87,9 @@ class Segment:
         return self._draws or self.body.draws
 
     def __call__(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-        """What leaves the units, and their new buffers; a unit that draws does so from the seed and its number.
+        """Return the output of the units and their new buffers.
 
-        So what a unit draws does not depend on where the model is cut.
+        A unit that draws random numbers is seeded by the seed and its own number, so the cut does not change them.
         """
         return layers(self._seeded, values, x, seed) if self._units else (x, {})
 
@@ -103,7 +103,7 @@ class Segment:
             return self._run(values, x, seed_for)
 
     def _compiled(self, by: Compiler, values: Values, x: Any) -> tuple[Any, Tensors]:
-        """The same, compiled. Counters of batches, each a number of its own, go on all at once outside."""
+        """Run the compiled units. Batch counters, each a tensor of one number, are updated together outside."""
         counted = [name for name in self.buffers if name in self._counters]
         others = tuple(name for name in self.buffers if name not in self._counters)
         kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
@@ -115,7 +115,7 @@ class Segment:
         return out, {name: buffers[name] for name in self.buffers}
 
     def _times(self, values: Values, x: Any, counters: list[str]) -> list[int]:
-        """By how much a pass moves each counter: a layer may be called several times, or never. It is found once."""
+        """Return how often a pass calls each counter's layer: maybe never, maybe several times. Cached by shape."""
         shapes = tuple(a.shape for a in tree.tensors(x))
         if shapes not in self._found_times:
             with torch.no_grad():
@@ -128,9 +128,9 @@ class Segment:
 
     def _run(self, values: Values, x: Any, seed_for: Callable[[int], None]) -> tuple[Any, Tensors]:
         if self._writes:
-            x = tree.map(torch.clone, x)  # the caller's value stays as it is
+            x = tree.map(torch.clone, x)  # do not change the caller's value
         params, frozen, buffers = values.params, values.frozen, values.buffers
-        # Normalisation layers update them in place; a counter that is left out is none to them.
+        # Normalisation layers update buffers in place; a counter that is left out is None to them.
         left_out = self._counters - buffers.keys()
         fresh = named.copies(buffers, tuple(name for name in self.buffers if name not in left_out))
         with self.body.lock:
@@ -156,7 +156,7 @@ def _names(slots: Sequence[Slot]) -> tuple[str, ...]:
 
 
 def _only_counts(norm: nn.Module) -> bool:
-    """Without a momentum, a layer's means over all batches need their number."""
+    """Return whether the count of batches has no effect: without a momentum, a layer divides by it."""
     return isinstance(norm, BatchNorm) and norm.momentum is not None
 
 
@@ -165,7 +165,7 @@ def _steps(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:
-    """Every place in the units where a tensor of the model stands."""
+    """Return every place in the units that holds a tensor of the model."""
     found: dict[tuple[int, Any], Slot] = {}
     for unit in units:
         for module in unit.module.modules():
@@ -177,12 +177,12 @@ def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:
 
 
 def _no_seed(number: int) -> None:
-    """For units that draw nothing."""
+    """Do nothing, for units that draw no random numbers."""
 
 
 @contextmanager
 def _seeding(seed: int, device: torch.device) -> Iterator[Callable[[int], None]]:
-    """What makes each unit draw from the seed inside; the global generators are left as they were."""
+    """Yield a function that seeds torch's generators for a unit; restore the generators afterwards."""
 
     def seed_for(number: int) -> None:
         own = keys.fold(seed, number)

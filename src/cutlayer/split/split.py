@@ -1,4 +1,4 @@
-"""Split: a model cut into a client's part and a server's part, as pure functions."""
+"""Split: a model cut into a client's part and a server's part, as pure functions of their values."""
 
 import functools
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class Split:
     """A model whose first `cut` units run at the client and the rest at the server.
 
     With a `head`, the units from there on run at the client again (the U-shape). A cut is the number of units below it
-    or the name of the last of them; a head is the number or the name of its first unit. The given module is only read:
-    training goes through functions of explicit values, by their names in its state dict. A module that was put in eval
-    mode before (a frozen normalisation layer) stays so in training.
+    or the name of the last of them; a head is the number or the name of its first unit. The given module is never
+    changed: training uses pure functions of values, by their names in its state dict. A sub-module that was put in eval
+    mode before the split (such as a frozen normalisation layer) stays in eval mode during training.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Split:
         _refuse_shared((self._lower, self._upper, self._top), kind)
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
-        """The same model, cut elsewhere."""
+        """Return the same model with another cut and head."""
         other = object.__new__(Split)
         other.__dict__.update(self.__dict__)
         other._place(cut, head)
         return other
 
     def at(self, cut: int, head: int | None = None) -> "Split":
-        """The same model at another cut, and with its own head unless another is given; made once."""
+        """Return the same model at another cut, cached; it keeps its head unless another is given."""
         where = cut, self.head if head is None else head
         if where not in self._others:
             self._others[where] = self.with_cut(*where)
@@ -72,41 +72,41 @@ class Split:
 
     @property
     def sides(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Names of the values at the client and at the server."""
+        """The names of the values at the client and at the server."""
         client, server = (*_held(self._lower), *_held(self._top)), _held(self._upper)
         return frozenset(client), frozenset(server)
 
     @property
     def normalises(self) -> bool:
-        """Whether a layer computes with the statistics of its batch, and so needs more than one sample."""
+        """Whether a layer uses batch statistics, and so needs more than one sample."""
         return self.normalises_at("client") or self.normalises_at("server")
 
     def normalises_at(self, side: Literal["client", "server"]) -> bool:
-        """Whether such a layer is on this side."""
+        """Return whether a layer on this side uses batch statistics."""
         return any(s.normalises for s in ((self._lower, self._top) if side == "client" else (self._upper,)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)
 
     def initial(self) -> tuple[Model, Model]:
-        """The client's and the server's values, copied from the module as it is now."""
+        """Return the client's and the server's values, copied from the module's current ones."""
         values: Tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return _copied(values, self._lower, self._top), _copied(values, self._upper)
 
     def lower(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
-        """From the input to the cut, at the client; also the new buffers."""
+        """Run the client's units up to the cut; return the output and the new buffers."""
         return self._lower(part, x, key)
 
     def upper(self, part: Values, z: Any, key: int | None = None) -> tuple[Any, Tensors]:
-        """From the cut to the output, or to the head of a U-shape, at the server; also the new buffers."""
+        """Run the server's units from the cut to the output or head; return the output and the new buffers."""
         return self._upper(part, z, key)
 
     def top(self, part: Values, h: Any, key: int | None = None) -> tuple[Any, Tensors]:
-        """From the head to the output, at the client; the input itself where there is no head."""
+        """Run the client's units from the head on; without a head, return the input."""
         return self._top(part, h, key)
 
     def whole(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
-        """From the input to the output, as lower, upper and top with the same key; also the new buffers."""
+        """Run all units, as lower, upper and top with the same key; return the output and the new buffers."""
         z, below = self.lower(part, x, key)
         h, between = self.upper(part, z, key)
         out, above = self.top(part, h, key)
@@ -114,7 +114,7 @@ class Split:
 
     @cached_property
     def unit_params(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the trained parameters of each unit; a tied one counts where it comes first."""
+        """The names of each unit's trained parameters; a tied one belongs to the first unit that has it."""
         seen: set[str] = set()
         found = []
         for i in range(self.num_units):
@@ -125,15 +125,15 @@ class Split:
 
     @torch.no_grad()
     def predict(self, model: Values, x: Any) -> Any:
-        """The output of the whole model in eval mode, without a gradient."""
+        """Return the output of the whole model in eval mode, without gradients."""
         return self._evaluated(model, x, 0)[0]
 
     @torch.no_grad()
     def rehearse(self, x: Any, y: Tensor, num_classes: int | None = None) -> None:
-        """Run a few samples through the initial model in training mode, so that a mistake shows before any training.
+        """Run a few samples through the initial model in training mode, to find mistakes before training.
 
-        Neither the module nor torch's generators change. What is found to draw random numbers, though its modules do
-        not tell, is drawn from the key from now on.
+        The module and torch's generators do not change. If the model turns out to draw random numbers although none of
+        its modules is known to, they are drawn from the key from now on.
         """
         client, server = self.initial()
         model = client.joined(server)
@@ -155,14 +155,14 @@ class Split:
         self._refuse_moving_buffers(model.buffers, buffers)
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
-        """A buffer that a module of the user's own moves would drift apart if both sides of a cut held it.
+        """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.
 
-        It is found where these samples move it.
+        A buffer is found only if these samples change it.
         """
         names = [name for segment in (self._lower, self._upper, self._top) for name in segment.buffers]
         for name in sorted({name for name in names if names.count(name) > 1}):
             old, new = before[name], after[name]
-            if bool(((old != new) & (new == new)).any()):  # NaN, which differs from itself, has not moved
+            if bool(((old != new) & (new == new)).any()):  # NaN differs from itself but has not changed
                 raise _shared(name, type(self.model).__name__)
 
     @property
@@ -171,11 +171,11 @@ class Split:
         return self._lower.draws or self._upper.draws or self._top.draws
 
     def _mark_hidden_draws(self) -> None:
-        """At every cut: what `with_cut` made shares the bodies."""
+        """Mark the model as random at every cut: splits from `with_cut` share the bodies."""
         self._body.draws = self._evaluated.body.draws = True
 
     def export(self, model: Model) -> dict[str, Any]:
-        """A state dict that loads strictly into the unsplit module."""
+        """Return a state dict that loads strictly into the unsplit module."""
         values = {**model.params, **model.frozen, **model.buffers}
         lost = [n for s in (self._lower, self._upper, self._top) for n in _held(s) if n not in values]
         if lost:
@@ -209,7 +209,7 @@ def _copied(values: Tensors, *segments: Segment) -> Model:
 
 
 def _refuse_shared(segments: tuple[Segment, ...], kind: str) -> None:
-    """Frozen values may stand on both sides; trained ones and running statistics would drift apart."""
+    """Refuse trained values and running statistics on both sides: they would drift apart. Frozen values may be."""
     seen: set[str] = set()
     for segment in segments:
         own = segment.params + segment.statistics

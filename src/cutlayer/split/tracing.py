@@ -1,4 +1,4 @@
-"""Units of a foreign model, found in its torch.fx graph: it may be cut wherever exactly one tensor is alive."""
+"""Units of any model, found in its torch.fx graph: a cut is possible wherever exactly one tensor is alive."""
 
 import functools
 import inspect
@@ -12,16 +12,16 @@ from cutlayer.errors import CutError
 
 
 def traced(model: nn.Module) -> list[tuple[str, fx.GraphModule]]:
-    """Name and module of every unit. A forward with several inputs takes a dict of them."""
+    """Return the name and module of every unit. A forward with several inputs takes a dict of them."""
     kind = type(model).__name__
     try:
         graph = _Tracer().trace(model)
-    except Exception as error:  # whatever the foreign forward does with a value that is not there yet
+    except Exception as error:  # a forward may do anything with a traced value
         raise CutError(
             f"{kind} cannot be cut because its forward cannot be traced ({type(error).__name__}: {error}). "
             "Write it as nn.Sequential or give it a units() method."
         ) from error
-    graph.eliminate_dead_code(lambda node: node.target is not operator.getitem)  # unused parts of a tuple
+    graph.eliminate_dead_code(lambda node: node.target is not operator.getitem)  # drop unused items of tuples
     used: set[str] = set()
     units = []
     start: fx.Node | None = None
@@ -34,9 +34,9 @@ def traced(model: nn.Module) -> list[tuple[str, fx.GraphModule]]:
 
 
 class _Tracer(fx.Tracer):
-    """Traces the required inputs of a forward; optional ones keep their defaults."""
+    """Traces a forward with its required inputs; optional ones keep their defaults."""
 
-    proxy_buffer_attributes = True  # a buffer is read when the unit runs, not baked in when it is traced
+    proxy_buffer_attributes = True  # read a buffer when the unit runs, not when it is traced
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -57,7 +57,7 @@ def _required(forward: Callable[..., Any]) -> list[str]:
 
 
 def _pieces(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """The computing nodes of a graph, parted at every legal cut; the output node ends the last piece."""
+    """Yield the nodes between possible cuts; the output node ends the last piece."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     last_use = {node: max((order[user] for user in node.users), default=-1) for node in graph.nodes}
     alive: set[fx.Node] = set()
@@ -65,7 +65,7 @@ def _pieces(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     for node in graph.nodes:
         alive = {value for value in alive if last_use[value] > order[node]}
         if node.op == "get_attr":
-            continue  # a parameter is at hand on whichever side asks for it
+            continue  # a parameter is available on the side that reads it
         if last_use[node] > order[node]:
             alive.add(node)
         if node.op == "placeholder":
@@ -78,12 +78,12 @@ def _pieces(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    """False for a value that is taken apart by position: a tuple."""
+    """Return whether a value is a tensor: one that is indexed by integers is a tuple."""
     return not any(user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users)
 
 
 def _graph_of(whole: fx.Graph, piece: list[fx.Node], start: fx.Node | None) -> fx.Graph:
-    """The nodes of a piece as a graph of their own, fed by `start` or, in the first piece, by the model's inputs."""
+    """Return the nodes of a piece as a graph with the input `start` or, for the first piece, the model's inputs."""
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
     inputs = [node for node in whole.nodes if node.op == "placeholder"]
@@ -96,7 +96,7 @@ def _graph_of(whole: fx.Graph, piece: list[fx.Node], start: fx.Node | None) -> f
         known |= {node: graph.call_function(operator.getitem, (every, node.target)) for node in inputs}
 
     def local(node: fx.Node) -> fx.Node:
-        if node not in known:  # only a parameter or buffer, read where it is needed
+        if node not in known:  # a parameter or buffer, read where it is needed
             known[node] = graph.node_copy(node)
         return known[node]
 
@@ -108,7 +108,7 @@ def _graph_of(whole: fx.Graph, piece: list[fx.Node], start: fx.Node | None) -> f
 
 
 def _name(node: fx.Node, used: set[str]) -> str:
-    """The name of the module or function that ends a unit, made unique."""
+    """Return a unique name: that of the module or function that ends a unit."""
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     stem = str(node.target) if node.op in ("call_module", "call_method") else node.name

@@ -1,4 +1,4 @@
-"""What a module does besides its arithmetic: does it draw random numbers, does it write into its input?"""
+"""Side effects of modules: random numbers, batch statistics, and writing into the input."""
 
 import inspect
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ _DRAWS = frozenset({
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a module, in the mode that it is in, draws random numbers when it runs."""
+    """Return whether a module, in its current mode, draws random numbers."""
     return any(_draws_itself(m) for m in module.modules())
 
 
 def normalises(module: nn.Module) -> bool:
-    """Whether a module, in the mode that it is in, computes with the statistics of its batch."""
+    """Return whether a module, in its current mode, uses batch statistics."""
     return any(isinstance(m, BatchNorm) and m.training for m in module.modules())
 
 
 def writes(module: nn.Module) -> bool:
-    """Whether a module may change its input in place."""
+    """Return whether a module may change its input in place."""
     return any(getattr(m, "inplace", False) is True or _graph_writes(m) for m in module.modules())
 
 
@@ -45,11 +45,11 @@ def _draws_itself(module: nn.Module) -> bool:
 
 
 def _source_draws(module: nn.Module) -> bool:
-    """Whether the forward of a user's own module mentions a function that draws."""
+    """Return whether the code of a user's forward names a function that draws random numbers."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or type(module).__module__.startswith("torch."):
         return False
-    mentioned = set(code.co_names) - set(children(module)) - set(vars(module))  # self.dropout is judged as a child
+    mentioned = set(code.co_names) - set(children(module)) - set(vars(module))  # self.dropout is checked by itself
     return bool(mentioned & _DRAWS) or any("dropout_p" in c for c in code.co_consts if isinstance(c, tuple))
 
 
@@ -74,7 +74,7 @@ def _called(node: fx.Node) -> str:
 
 
 def _arguments(node: fx.Node) -> Mapping[str, Any]:
-    """What a function is called with, by name where it has a signature to ask."""
+    """Return the arguments of a call by name; only keyword arguments if the function has no signature."""
     if node.op != "call_function" or not callable(node.target):
         return node.kwargs
     try:

@@ -1,7 +1,7 @@
-"""Units: the pieces of a model between which it can be cut.
+"""Units: the pieces between which a model can be cut.
 
-A model says what its units are in one of three ways: by a `units()` method, by being an `nn.Sequential` (every child is
-a unit), or, failing both, by its traced graph.
+They come from the model's `units()` method; from an `nn.Sequential`, in which every child is a unit; or else from the
+traced graph.
 """
 
 import copy
@@ -17,18 +17,18 @@ from cutlayer.split.tracing import traced
 
 
 class Unit(NamedTuple):
-    """A piece of a model: called with the value that flows, its tensors named as in the whole model."""
+    """A piece of a model: it takes the previous unit's output, and its tensors have their names in the whole model."""
 
     name: str
     module: nn.Module
 
 
 class Chain(nn.Module):
-    """Sub-modules of a model, run one after another and named as they are in that model."""
+    """Sub-modules of a model, run one after another, with their names in that model."""
 
     def __init__(self, root: nn.Module, paths: tuple[str, ...]) -> None:
         super().__init__()
-        self._steps = tuple(root.get_submodule(path) for path in paths)  # a plain tuple registers nothing twice
+        self._steps = tuple(root.get_submodule(path) for path in paths)  # a plain tuple does not register them
         for path, step in zip(paths, self._steps, strict=True):
             *parents, name = path.split(".")
             container: nn.Module = self
@@ -45,7 +45,7 @@ class Chain(nn.Module):
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
-    """The units of a model, in the order in which they run."""
+    """Return the units of a model in the order in which they run."""
     if callable(getattr(model, "units", None)):
         return _declared(model)
     if type(model).forward is nn.Sequential.forward:
@@ -54,9 +54,9 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
 
 
 def preloaded(model: nn.Module) -> frozenset[str]:
-    """Names of the values that a model says every place has from the start, such as those of a public base model.
+    """Return the names of the values that every place has from the start, such as those of a public base model.
 
-    They are constants, not state: nothing copies, sends, averages or trains them.
+    They are constants, not state: they are never copied, sent, averaged or trained.
     """
     if not callable(getattr(model, "preloaded", None)):
         return frozenset()
@@ -68,7 +68,7 @@ def preloaded(model: nn.Module) -> frozenset[str]:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """A copy of a model without values, which have shapes but no memory; those that are preloaded are shared."""
+    """Return a copy of a model on the meta device; preloaded values are shared instead."""
     memo: dict[int, Any] = {}
     shared = preloaded(model)
     for name, parameter in model.named_parameters():
@@ -83,7 +83,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def _declared(model: nn.Module) -> tuple[Unit, ...]:
-    """The units that a model's own `units()` lists, as (name, qualified names of sub-modules)."""
+    """Return the units that a model's `units()` lists as (name, qualified names of sub-modules)."""
     listed: tuple[tuple[str, tuple[str, ...]], ...] = tuple(model.units())  # type: ignore[operator]
     kind, modules = type(model).__name__, dict(model.named_modules(remove_duplicate=False))
     for name, paths in listed:

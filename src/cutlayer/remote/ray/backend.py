@@ -14,7 +14,7 @@ from typing import Any
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import TooFew
 from cutlayer.core.program import Program
-from cutlayer.core.servers import Bridge, Together
+from cutlayer.core.servers import Bridge
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutlayerError, WireError
@@ -79,7 +79,7 @@ class RayBackend:
         return self.job.samples_of(client)
 
     def bridge(self) -> Bridge:
-        return Together()
+        return Bridge()
 
     def drawn(self, round: int) -> None:
         return None

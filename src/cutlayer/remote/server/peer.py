@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutlayer.core import tree
 from cutlayer.core.kinds import Place
-from cutlayer.core.servers import Bridge, Together
+from cutlayer.core.servers import Bridge
 from cutlayer.core.tree import Tree
 from cutlayer.errors import CutlayerError, WireError
 from cutlayer.remote.protocol.messages import Begin, Gone, Message, Respondents, SavedRounds, Sent
@@ -45,7 +45,7 @@ class NoPeer:
         return None
 
     def bridge(self, token: int, real: Callable[[Tree], Tree]) -> Bridge:
-        return Together()
+        return Bridge()
 
 
 class Peer:
@@ -156,7 +156,7 @@ class Peer:
                 raise PeerLost("the other server has started again")
 
 
-class PeerBridge:
+class PeerBridge(Bridge):
     """The bridge of one attempt at a round between two processes."""
 
     def __init__(self, peer: Peer, token: int, real: Callable[[Tree], Tree]) -> None:
