@@ -9,6 +9,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,49 +76,25 @@ def chosen_for_servers(engine: str | Engine, setting: EngineSetting) -> Engine:
     return Loop() if engine == "auto" and setting.device.type == "cpu" else chosen(engine, setting)
 
 
-def _auto(setting: EngineSetting) -> Engine:
+def _made(name: str, setting: EngineSetting) -> Engine:
+    """Make the engine of this name, or log why another one takes its place."""
     on_gpu = setting.device.type == "cuda"
-    if setting.split.random:
-        return _random("graph cannot record" if on_gpu else "vmap cannot stack")
-    name, why = ("graph", "the data are on a GPU") if on_gpu else rule(setting)
-    log.info("engine auto: %s; %s", name, why)
-    return {"loop": _loop, "vmap": _stacked, "graph": _recorded}[name](setting)
-
-
-def _loop(setting: EngineSetting) -> Engine:
-    return Loop()
-
-
-def _vmap(setting: EngineSetting) -> Engine:
-    if setting.split.random:
-        return _random("vmap cannot stack")
-    why_not = unstackable(setting)
-    if why_not is None:
-        return _stacked(setting)
-    log.warning("engine loop: %s", why_not)
-    return Loop()
-
-
-def _graph(setting: EngineSetting) -> Engine:
-    if setting.split.random:
-        return _random("graph cannot record")
-    if setting.device.type == "cuda":
-        return _recorded(setting)
-    log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
-    return _auto(setting)
-
-
-def _stacked(setting: EngineSetting) -> Engine:
-    return Vmap(setting.chunk)
-
-
-def _recorded(setting: EngineSetting) -> Engine:
-    return Graph(Cuda(setting.device), min(setting.chunk or setting.clients, setting.clients))
-
-
-def _random(why: str) -> Engine:
-    log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
-    return Loop()
+    if name != "loop" and setting.split.random:
+        why = "graph cannot record" if name == "graph" or (name == "auto" and on_gpu) else "vmap cannot stack"
+        log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
+        return Loop()
+    if name == "graph" and not on_gpu:
+        log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
+        name = "auto"
+    if name == "auto":
+        name, why = ("graph", "the data are on a GPU") if on_gpu else rule(setting)
+        log.info("engine auto: %s; %s", name, why)
+    elif name == "vmap" and (why_not := unstackable(setting)):
+        log.warning("engine loop: %s", why_not)
+        name = "loop"
+    if name == "graph":
+        return Graph(Cuda(setting.device), min(setting.chunk or setting.clients, setting.clients))
+    return Vmap(setting.chunk) if name == "vmap" else Loop()
 
 
 def rule(setting: EngineSetting) -> tuple[str, str]:
@@ -133,8 +110,7 @@ def rule(setting: EngineSetting) -> tuple[str, str]:
     found = f"a client's batch takes {work / 1e6:.1f} MFLOP forwards"
     if work > MOST_STACKED:
         return "loop", f"{found}, more than the {MOST_STACKED / 1e6:.0f} up to which stacking clients pays"
-    why_not = unstackable(setting)
-    if why_not is not None:
+    if why_not := unstackable(setting):
         return "loop", why_not
     return "vmap", f"{found}, and stacking clients pays up to {MOST_STACKED / 1e6:.0f}"
 
@@ -155,7 +131,8 @@ def unstackable(setting: EngineSetting) -> str | None:
         return split.loss(out, y), buffers
 
     model, ids = Model.joined(*split.initial()), (0, 1)
-    stacked = [PerClient("clients", [Block(ids, _twice(t), stacked=True)]) for t in (like.x, like.y)]
+    twice = tree.map(lambda a: torch.stack([a, a]), (like.x, like.y))
+    stacked = [PerClient("clients", [Block(ids, value, stacked=True)]) for value in twice]
     try:
         Vmap().grad(loss, [shared("clients", ids, model), *stacked], ids, cut=None)
     except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -163,17 +140,10 @@ def unstackable(setting: EngineSetting) -> str | None:
     return None
 
 
-def _twice(value: tree.Tree) -> tree.Tree:
-    return tree.map(lambda a: torch.stack([a, a]), value)
-
-
 ENGINES: registry.Table[Callable[[EngineSetting], Engine] | Elsewhere] = registry.table(
     "ENGINES",
     {
-        "auto": _auto,
-        "loop": _loop,
-        "vmap": _vmap,
-        "graph": _graph,
+        **{name: partial(_made, name) for name in ("auto", "loop", "vmap", "graph")},
         "ray": Elsewhere("cutlayer.remote.ray.backend", "RayBackend"),
     },
 )

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.func import vmap
 
@@ -13,7 +12,7 @@ from cutlayer.core.checks import reason
 from cutlayer.core.engine import Engine, Fn, Ids
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient, aligned, shared
-from cutlayer.engines.base import AtOnce
+from cutlayer.engines.base import AtOnce, alike, load_stacked
 from cutlayer.errors import ConfigError, CutlayerError
 
 
@@ -26,20 +25,7 @@ class Vmap(AtOnce):
         self.chunk = chunk
 
     def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        x, y = [], []
-        for ids in self._alike({j: len(i) for j, i in index.items()}):
-            rows = torch.from_numpy(np.stack([index[j] for j in ids]))
-            x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
-            y.append(Block(ids, data.y[rows], stacked=True))
-        return PerClient("clients", x, index), PerClient("clients", y, index)
-
-    def _alike(self, looks: Mapping[int, Hashable]) -> list[Ids]:
-        """Clients that look alike, in groups of at most `chunk`."""
-        groups: dict[Hashable, list[int]] = {}
-        for j, look in looks.items():
-            groups.setdefault(look, []).append(j)
-        chunk = self.chunk or max(len(looks), 1)
-        return [tuple(g[k : k + chunk]) for g in groups.values() for k in range(0, len(g), chunk)]
+        return load_stacked(data, index, self.chunk)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
         """None: a model that draws random numbers runs on the loop engine."""
@@ -51,7 +37,7 @@ class Vmap(AtOnce):
     def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
         """Values of equal shapes stacked."""
         looks = {j: (tree.signature(value), _numbers(value)) for j, value in rows.items()}
-        return [_stacked(ids, [rows[j] for j in ids]) for ids in self._alike(looks)]
+        return [_stacked(ids, [rows[j] for j in ids]) for ids in alike(looks, self.chunk)]
 
     def recover(self, error: BaseException, attempt: int) -> Engine:
         if isinstance(error, CutlayerError) or not isinstance(error, RuntimeError | NotImplementedError | ValueError):
