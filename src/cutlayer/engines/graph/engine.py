@@ -4,28 +4,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from cutlayer.core import tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.calculus import Pullback
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.sums import Weights, weighted_sum
-from cutlayer.core.transfer import upload
 from cutlayer.core.tree import Pending, Tree
 from cutlayer.core.values import Block, PerClient, aligned, shared
-from cutlayer.engines.base import one_by_one
+from cutlayer.engines.base import ByClient, homes, load_stacked, one_by_one
 from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
 from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, Memory, Path, copy_into, follow
 from cutlayer.engines.graph.lane import Book, Lane, NotKept, with_plain_numbers
-from cutlayer.engines.graph.product import Member, is_summable, write_sum
+from cutlayer.engines.graph.product import is_summable, write_sum
 from cutlayer.engines.graph.queue import (
+    Argument,
     ClientQueue,
-    Common,
     Literal,
-    Loan,
     Moved,
     Operation,
     Promise,
@@ -46,7 +41,7 @@ TOO_SHORT = "the GPU's memory is too short even for one client at a time; take s
 MOST_HELD = 16  # chains of each lane whose inputs wait for the lane before the host joins it
 
 
-class Graph:
+class Graph(ByClient):
     """A block per client, whose value is a handle until somebody needs it."""
 
     name = "graph"
@@ -82,22 +77,14 @@ class Graph:
             raise error
         if self.slots == 1:
             raise ConfigError(TOO_SHORT) from error
-        smaller = self.halved()
+        smaller = Graph(self._book.recorder.fresh(), self.slots // 2)  # which has recorded nothing
+        smaller._book.compiles_at_once = self._book.compiles_at_once
         log.warning(
             "engine graph: memory is too short for %d clients at a time; the round is played again with %d, in turns",
             self.slots,
             smaller.slots,
         )
         return smaller
-
-    def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
-        return one_by_one(rows)
-
-    def halved(self) -> "Graph":
-        """An engine with half of the slots that has recorded nothing."""
-        engine = Graph(self._book.recorder.fresh(), self.slots // 2)
-        engine._book.compiles_at_once = self._book.compiles_at_once
-        return engine
 
     @property
     def slots(self) -> int:
@@ -133,43 +120,34 @@ class Graph:
         if self._since_load or any(queue.asks_pullback for queue in self._waiting.values()):
             self._flush()
         self._loaded = True
-        groups: dict[int, list[int]] = {}
-        for j, i in index.items():
-            groups.setdefault(len(i), []).append(j)
-        x, y = [], []
-        for ids in map(tuple, groups.values()):
-            rows = upload(np.stack([index[j] for j in ids]), torch.int64, data.y.device)
-            x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
-            y.append(Block(ids, data.y[rows], stacked=True))
-        return PerClient("clients", x, index), PerClient("clients", y, index)
+        return load_stacked(data, index)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
         """None: a model that draws random numbers runs on the loop engine."""
         return shared("anywhere", tuple(keys), None)
 
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        return PerClient("anywhere", [Block((j,), torch.tensor(key), stacked=False) for j, key in keys.items()])
-
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         made: list[Block] = []
-        homes = _homes(values)
+        blocks_of = homes(values)
         for group, blocks in aligned(values, ids):
             if any(b.stacked or _own(b.tree) for b in blocks):
-                made += [_block(j, _handed(self._of("call", fn, homes, j, None)[0])) for j in group]
+                refs = self._each("call", fn, blocks_of, group, None)
+                made += one_by_one({j: _handed(ref) for j, (ref,) in refs.items()})
             else:  # the same for all of them, so once
                 made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
         return made
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        made = self._each("vjp", fn, values, ids, cut)
-        return [_block(j, (out, Pullback(pull, (j,)))) for j, (out, pull) in made]  # type: ignore[arg-type]
+        made = self._each("vjp", fn, homes(values), ids, cut)
+        return one_by_one({j: (out, Pullback(pull, (j,))) for j, (out, pull) in made.items()})  # type: ignore[arg-type]
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [_block(j, ref) for j, (ref,) in self._each("grad", fn, values, ids, cut)]
+        return one_by_one({j: ref for j, (ref,) in self._each("grad", fn, homes(values), ids, cut).items()})
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         bare = PerClient(pullbacks.place, [b._replace(tree=b.tree.pull) for b in pullbacks.blocks], pullbacks.ids)
-        return [_block(j, ref) for j, (ref,) in self._each("pull", None, (bare, gradient), pullbacks.ids, None)]
+        made = self._each("pull", None, homes([bare, gradient]), pullbacks.ids, None)
+        return one_by_one({j: ref for j, (ref,) in made.items()})
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
         """fn(*values); where values are clients', it joins the chain of the last one."""
@@ -187,32 +165,26 @@ class Graph:
         fast = self._product(rows, weights, largest_integers)
         if fast is not None:
             return fast
-        blocks = [b._replace(tree=self._seen(b.tree)) for b in rows.blocks]
+        blocks = [b._replace(tree=tree.replace((Moved, Pending), self._seen, b.tree)) for b in rows.blocks]
         return weighted_sum(PerClient(rows.place, blocks, rows.ids), weights, largest_integers)
 
     def real(self, value: Tree) -> Tree:
         """The value with everything computed, in memory of its own."""
-        return tree.replace((Moved, Pending), self._owned, value)
-
-    def _owned(self, value: Moved | Pending) -> Tree:
-        if isinstance(value, Moved):
-            return with_plain_numbers(value.form, tree.owned(value.tree))
-        return tree.owned(self._seen(value))
+        return tree.replace((Moved, Pending), lambda handle: tree.owned(self._seen(handle)), value)
 
     # -- chains -----------------------------------------------------------------------------------------------------
 
     def _each(
-        self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
-    ) -> list[tuple[int, list[Promise]]]:
-        """One more operation in the chains of these clients, with each one's own arguments."""
-        homes = _homes(values)
-        return [(j, self._of(how, fn, homes, j, cut)) for j in ids]
-
-    def _of(self, how: str, fn: Any, homes: Sequence[Mapping[int, Block]], j: int, cut: int | None) -> list[Promise]:
-        """One more operation in the chain of one client, whose queue is known from when something is in it."""
-        blocks = [home[j] for home in homes]
-        arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
-        return self._operation(how, fn, arguments, self._queues.get(j) or ClientQueue(j), cut)
+        self, how: str, fn: Any, blocks_of: Sequence[Mapping[int, Block]], ids: Ids, cut: int | None
+    ) -> dict[int, list[Promise]]:
+        """Add an operation to the chain of each client, with the client's own arguments."""
+        made = {}
+        for j in ids:
+            blocks = [home[j] for home in blocks_of]
+            arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
+            queue = self._queues.get(j) or ClientQueue(j)  # known from when something is in it
+            made[j] = self._operation(how, fn, arguments, queue, cut)
+        return made
 
     def _operation(
         self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: ClientQueue, cut: int | None
@@ -276,7 +248,7 @@ class Graph:
         lies = None if value.home is None else value.form.stretches(ref.form, ref.path)
         if lies is not None and not self._book.crowded:
             lane = self._assigned[ref.held.queue.client]
-            rows = self._book.bank(value.home, value.form).row(lane)
+            rows = self._book.rows(value.home, value.form, lane)
             return {s.dtype: rows[s.dtype][s.start : s.start + s.size].clone() for s in lies}
         memory = ref.form.layout.empty(self._book.recorder.device)
         copy_into(ref.form.layout.of(memory), follow(seen, ref.path))
@@ -293,9 +265,9 @@ class Graph:
         """A value that all clients have, in memory that all chains can read."""
         if id(value) not in self._common:
             self._join()
-            buffer = self._buffers.take(self._forms.of(value))
-            copy_into(buffer.tree, value)
-            self._common[id(value)] = value, Shared(Loan(buffer), buffer.form)
+            loan = self._buffers.take(self._forms.of(value))
+            copy_into(loan.tree, value)
+            self._common[id(value)] = value, Shared(loan, loan.form)
         return self._common[id(value)][1]
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -353,61 +325,47 @@ class Graph:
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
-    def _seen(self, value: Tree) -> Tree:
-        """The value as it lies in memory now."""
-        if isinstance(value, Shared):
-            return with_plain_numbers(value.form, follow(value.held.buffer.tree, value.path))
-        if isinstance(value, Promise):
-            self._flush()
-            self._join()
-            return with_plain_numbers(value.form, follow(self._book.read(value.held.value), value.path))
-        if isinstance(value, tuple):
-            return tree.rebuild(value, [self._seen(v) for v in value])
-        return value
+    def _seen(self, handle: Promise | Shared | Moved) -> Tree:
+        """Return the value of a handle as it lies in memory now."""
+        if isinstance(handle, Moved):
+            return with_plain_numbers(handle.form, handle.tree)
+        if isinstance(handle, Shared):
+            return with_plain_numbers(handle.form, follow(handle.held.tree, handle.path))
+        self._flush()
+        self._join()
+        return with_plain_numbers(handle.form, follow(self._book.read(handle.held.value), handle.path))
 
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
         """The sum as a product of weights and rows; None if the values do not lie in rows, or differ in form."""
         first = next((block.tree for block in rows.blocks), None)
-        if not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
+        if self._book.crowded or not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
             return None
-        members = []
+        banks: dict[tuple[int, Form], list[tuple[int, float]]] = {}
         for block in rows.blocks:
-            value = self._in_row(block, first)
-            if value is None or value.home is None or value.form.stretches(first.form, first.path) is None:
+            ref = block.tree
+            if not isinstance(ref, Promise) or (ref.path, ref.form) != (first.path, first.form):
                 return None
-            lane, weight = self._assigned[block.tree.held.queue.client], sum(float(weights[j]) for j in block.ids)
-            members.append(Member((value.home, value.form), lane, weight))
-        buffer = self._buffers.take(first.form)
-        write_sum(members, first.form, first.path, self._book, buffer.memory)
-        return Shared(Loan(buffer), buffer.form)
-
-    def _in_row(self, block: Block, like: Promise) -> Value | None:
-        """The value that a block's handle is, or is a field of, if the field is the same as of the other handle."""
-        ref = block.tree
-        if self._book.crowded or not isinstance(ref, Promise) or (ref.path, ref.form) != (like.path, like.form):
-            return None
-        value = ref.held.value
-        self._book.read(value)
-        return value
-
-
-def _homes(values: Sequence[PerClient]) -> list[dict[int, Block]]:
-    """For each value, where each client's row of it is."""
-    return [{j: block for block in v.blocks for j in block.ids} for v in values]
+            value = ref.held.value
+            self._book.read(value)
+            if value.home is None or value.form.stretches(first.form, first.path) is None:
+                return None
+            member = self._assigned[ref.held.queue.client], sum(float(weights[j]) for j in block.ids)
+            banks.setdefault((value.home, value.form), []).append(member)
+        loan = self._buffers.take(first.form)
+        write_sum(banks, first.form, first.path, self._book, loan.memory)
+        return Shared(loan, loan.form)
 
 
 def _encoded(value: Tree, form: Any, queue: ClientQueue) -> Any:
-    """An argument as a part of a chain."""
+    """Return an argument as a part of a chain."""
     if isinstance(value, Promise):
         return queue.argument(value)
     if isinstance(value, Shared):
-        queue.common[value.held.buffer.number] = value.held
-        return Common(value.held.buffer.number, value.path)
+        queue.common[value.held.number] = value.held
+        return Argument("common", value.held.number, value.path)
     if isinstance(value, Plain):
         return Literal(type(value), value)
-    if isinstance(value, Moved):
-        return queue.external(form, value)
-    if _own(value):
+    if type(form) is tuple:
         return Several(tuple(_encoded(v, f, queue) for v, f in zip(value, form, strict=True)))
     return queue.external(form, value)
 
@@ -420,7 +378,3 @@ def _own(value: Tree) -> bool:
 def _handed(ref: Promise) -> Tree:
     """The result as a method sees it: several values in a plain tuple are apart."""
     return tuple(ref.item(k) for k in range(len(ref.form.bare))) if type(ref.form.bare) is tuple else ref
-
-
-def _block(j: int, value: Any) -> Block:
-    return Block((j,), value, stacked=False)

@@ -9,7 +9,7 @@ from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.compiling import outliving
 from cutlayer.engines.graph.forms import follow
 from cutlayer.engines.graph.in_place import form_in_place
-from cutlayer.engines.graph.queue import Common, External, Literal, Made, Operation, Read
+from cutlayer.engines.graph.queue import Argument, Literal, Operation
 
 
 class Inputs(NamedTuple):
@@ -45,20 +45,12 @@ def running(
 ) -> Iterator[Ran]:
     """The operations, run one after another."""
     made: list[Any] = []
+    sources = {**inputs._asdict(), "made": made}
 
     def value_of(arg: Any) -> Any:
-        match arg:
-            case Made(number, path):
-                return follow(made[number], path)
-            case Read(number, path):
-                return follow(inputs.reads[number], path)
-            case External(number):
-                return inputs.externals[number]
-            case Common(number, path):
-                return follow(inputs.common[number], path)
-            case Literal(_, value):
-                return value
-        return tuple(map(value_of, arg.items))
+        if isinstance(arg, Argument):
+            return follow(sources[arg.source][arg.number], arg.path)
+        return arg.value if isinstance(arg, Literal) else tuple(map(value_of, arg.items))
 
     for operation in chain:
         args, first = [value_of(a) for a in operation.args], len(made)

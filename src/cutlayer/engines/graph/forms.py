@@ -1,6 +1,6 @@
 """Forms: what a value looks like without its content, and where it lies in rows of memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -34,9 +34,15 @@ class Form:
         return self._fields[name]
 
     def stretches(self, inner: "Form", path: Path) -> "list[Stretch] | None":
-        """Where the field at this path lies in the rows of such a value; see below."""
+        """Return where the field at this path, which has the inner form, lies in the rows of such a value.
+
+        None for a field that is made up of others in another order.
+        """
         if (inner, path) not in self._stretches:
-            self._stretches[inner, path] = stretches(self, inner, path)
+            both = zip(_positions(follow(self.layout.tree, path)), _positions(inner.layout.tree), strict=True)
+            sizes = inner.layout.sizes
+            found = dict.fromkeys(Stretch(own.dtype, mine.start - own.start, sizes[own.dtype]) for mine, own in both)
+            self._stretches[inner, path] = list(found) if len(found) == len(sizes) else None
         return self._stretches[inner, path]
 
     @cached_property
@@ -72,18 +78,13 @@ class Layout:
 
     def __init__(self, bare: Tree) -> None:
         self.sizes: dict[torch.dtype, int] = {}
-        self.tree = self._placed(bare)  # the value with positions in place of tensors and numbers
+        # the value with positions in place of tensors and numbers
+        self.tree = tree.replace((Tensor, *NUMBERS), self._next, bare)
 
-    def _placed(self, bare: Tree) -> Tree:
-        if isinstance(bare, dict):
-            return {k: self._placed(v) for k, v in bare.items()}
-        if isinstance(bare, tuple):
-            return tree.rebuild(bare, [self._placed(v) for v in bare])
-        if isinstance(bare, Tensor):
-            return self._next(bare.dtype, tuple(bare.shape))
-        return self._next(NUMBERS[type(bare)], ()) if type(bare) in NUMBERS else bare
-
-    def _next(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Position:
+    def _next(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) and type(leaf) not in NUMBERS:  # as a bool, which is an int
+            return leaf
+        dtype, shape = (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else (NUMBERS[type(leaf)], ())
         position = Position(dtype, self.sizes.get(dtype, 0), shape, _strides(shape, dtype))
         self.sizes[dtype] = position.end
         return position
@@ -92,15 +93,16 @@ class Layout:
         """The value whose tensors lie in these rows; its numbers are tensors, too."""
         return _built(self.tree, memory)
 
-    def empty(self, device: torch.device) -> Memory:
-        return {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+    def empty(self, device: torch.device, *lanes: int) -> Memory:
+        """Return rows for one value, or a matrix with a row for each of so many lanes."""
+        return {dtype: torch.zeros(*lanes, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
 
 
 def _built(placed: Tree, memory: Memory) -> Tree:
     if isinstance(placed, dict):
         is_flat = placed and all(isinstance(v, Position) for v in placed.values())
         return _in_rows(placed, memory) if is_flat else {k: _built(v, memory) for k, v in placed.items()}
-    if isinstance(placed, tuple):
+    if isinstance(placed, tree.NESTED):
         return tree.rebuild(placed, [_built(v, memory) for v in placed])
     return placed.of(memory[placed.dtype]) if isinstance(placed, Position) else placed
 
@@ -128,20 +130,6 @@ class Stretch(NamedTuple):
     size: int
 
 
-def stretches(form: Form, inner: Form, path: Path) -> list[Stretch] | None:
-    """Where the field of a value at this path, which has the inner form, lies in the value's rows.
-
-    None for a field that is made up of others in another order.
-    """
-    mine = _positions(follow(form.layout.tree, path))
-    found: dict[torch.dtype, Stretch] = {}
-    for outer, own in zip(mine, _positions(inner.layout.tree), strict=True):
-        stretch = Stretch(own.dtype, outer.start - own.start, inner.layout.sizes[own.dtype])
-        if found.setdefault(own.dtype, stretch) != stretch:
-            return None
-    return list(found.values())
-
-
 def _strides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
     """Channels last for weights and images: the order that convolutions on a GPU are fastest in."""
     empty = torch.empty(shape, device="meta", dtype=dtype)
@@ -150,10 +138,15 @@ def _strides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def copy_into(target: Tree, source: Tree) -> None:
-    """Write a value into rows: numbers as they are, tensors that lie side by side in both as one."""
+    """Write a value into rows."""
+    copy_pairs(pairs(target, source))
+
+
+def copy_pairs(both: Iterable[tuple[Tensor, Any]]) -> None:
+    """Write into each tensor what belongs there: a number, or a tensor, all of one type at once."""
     into: list[Tensor] = []
     of: list[Tensor] = []
-    for there, here in pairs(target, source):
+    for there, here in both:
         if not isinstance(here, Tensor):
             there.fill_(here)
         elif here.device != there.device:
@@ -176,7 +169,7 @@ def pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
     elif isinstance(target, dict):
         for name, there in target.items():
             yield from pairs(there, source[name])
-    elif isinstance(target, tuple):
+    elif isinstance(target, tree.NESTED):
         for there, here in zip(target, source, strict=True):
             yield from pairs(there, here)
     elif isinstance(target, Tensor):

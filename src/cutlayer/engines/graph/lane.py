@@ -1,5 +1,6 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from cutlayer.core.checks import reason
 from cutlayer.core.state import Grads
 from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.execute import Inputs, executed
-from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, is_there
+from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, copy_pairs, is_there, pairs
 from cutlayer.engines.graph.overwriting import overwritable
 from cutlayer.engines.graph.queue import NOT_KEPT, ClientQueue, Moved, Value
 from cutlayer.engines.graph.recorder import Recorder
@@ -34,8 +35,7 @@ class NotKept(CutlayerError):
 class LastingPull:
     """A pullback that a recording left behind; each replay refreshes what it computes with."""
 
-    def __init__(self) -> None:
-        self.current: Callable[..., Grads] | None = None
+    current: Callable[..., Grads] | None = None
 
     def __call__(self, gradient: Tensor) -> Grads:
         assert self.current is not None
@@ -57,19 +57,12 @@ class Reading(NamedTuple):
 
 
 class Out(NamedTuple):
-    """A value that a chain leaves."""
+    """A value that a chain makes and somebody holds."""
 
-    slot: int
     number: int  # among the values that the chain makes
+    slot: int
     form: Form
-
-
-class KeptInRows(NamedTuple):
-    """A value that a recording leaves in rows."""
-
-    number: int
-    form: Form
-    home: int
+    home: int | None = None  # the bank of rows that a recording leaves it in, if it is to keep it
 
 
 class Recording(NamedTuple):
@@ -77,19 +70,6 @@ class Recording(NamedTuple):
 
     replay: Callable[[], None]
     outs: Mapping[int, Tree]  # where it leaves what it makes, by number
-
-
-class Bank:
-    """Rows for values of one form, one for each lane."""
-
-    def __init__(self, form: Form, lanes: int, device: torch.device) -> None:
-        sizes = form.layout.sizes
-        self.memory = {d: torch.zeros(lanes, size, dtype=d, device=device) for d, size in sizes.items()}
-        if device.type == "cuda":  # the zeros are one lane's work, and the others do not wait for it
-            torch.cuda.current_stream(device).synchronize()
-
-    def row(self, lane: int) -> Memory:
-        return {dtype: rows[lane] for dtype, rows in self.memory.items()}
 
 
 @dataclass(eq=False)
@@ -109,7 +89,7 @@ class Book:
 
     recorder: Recorder
     lanes: int
-    banks: dict[tuple[Any, Form], Bank] = field(default_factory=dict)
+    banks: dict[tuple[Any, Form], Memory] = field(default_factory=dict)
     chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by what they compute
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
@@ -117,12 +97,19 @@ class Book:
     keeps_all: bool = False  # whatever somebody holds, where what is read later is too hard to foresee
     compiles_at_once: bool = False  # chains are not recorded as they are before
 
-    def bank(self, number: Any, form: Form) -> Bank:
-        """The bank of this number for values of a form."""
+    def bank(self, number: Any, form: Form) -> Memory:
+        """Return the bank of this number for values of a form: for each type a matrix, with a row for each lane."""
         if (number, form) not in self.banks:
-            bank = self.banks[number, form] = Bank(form, self.lanes, self.recorder.device)
-            self.addresses |= {rows.untyped_storage().data_ptr() for rows in bank.memory.values()}
+            device = self.recorder.device
+            bank = self.banks[number, form] = form.layout.empty(device, self.lanes)
+            if device.type == "cuda":  # one lane's stream writes the zeros, and the other lanes do not wait for it
+                torch.cuda.current_stream(device).synchronize()
+            self.addresses |= {matrix.untyped_storage().data_ptr() for matrix in bank.values()}
         return self.banks[number, form]
+
+    def rows(self, number: Any, form: Form, lane: int) -> Memory:
+        """Return the rows of one lane in a bank."""
+        return {dtype: matrix[lane] for dtype, matrix in self.bank(number, form).items()}
 
     def chain(self, queue: ClientQueue, reads: Sequence[Value]) -> ChainHistory | None:
         """The chain that waits in a queue; None if it cannot come again, as it needs a passing pullback."""
@@ -156,7 +143,7 @@ class Lane:
 
     def home(self, number: Any, form: Form) -> Tree:
         if (number, form) not in self._homes:
-            self._homes[number, form] = form.layout.of(self.book.bank(number, form).row(self.number))
+            self._homes[number, form] = form.layout.of(self.book.rows(number, form, self.number))
         return self._homes[number, form]
 
     def run(self, queue: ClientQueue) -> None:
@@ -164,8 +151,7 @@ class Lane:
         queue.collect()
         for slot in queue.reads:
             self.book.read(queue.values[slot])
-        made_at = sorted((n, slot) for slot, n in queue.made.items() if slot in queue.forms)
-        outs = [Out(slot, n, queue.forms[slot]) for n, slot in made_at]
+        outs = sorted(Out(n, slot, queue.forms[slot]) for slot, n in queue.made.items() if slot in queue.forms)
         kept = {s: v for s, v in queue.values.items() if s in queue.forms and s not in queue.made}
         if outs:
             self._move_in(queue)
@@ -179,20 +165,17 @@ class Lane:
         reads = self._readings(queue, others)
         chain = self.book.chain(queue, [r.value for r in reads])
         coming = {r.slot: r.home for r in reads if r.comes and r.slot in others}
-        keeping = self._homes_for(chain, outs, {s: v._replace(home=coming.get(s, v.home)) for s, v in others.items()})
-        recording = self._recording(queue, chain, reads, keeping)
+        outs = self._with_homes(chain, outs, {s: v._replace(home=coming.get(s, v.home)) for s, v in others.items()})
+        recording = self._recording(queue, chain, reads, outs)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
-            return {
-                o.slot: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number)) for o in outs
-            }
+            origins = {o.slot: None if chain is None else (chain, o.number) for o in outs}
+            return {o.slot: Value(o.form, made[o.number], origin=origins[o.slot]) for o in outs}
         self._fill(reads, queue)
         recording.replay()
-        homes = {kept.number: kept.home for kept in keeping}
         moved = {s: others[s]._replace(tree=self.home(home, others[s].form), home=home) for s, home in coming.items()}
         return moved | {
-            o.slot: Value(o.form, recording.outs.get(o.number, NOT_KEPT), homes.get(o.number), (chain, o.number))
-            for o in outs
+            o.slot: Value(o.form, recording.outs.get(o.number, NOT_KEPT), o.home, (chain, o.number)) for o in outs
         }
 
     def _readings(self, queue: ClientQueue, others: Mapping[int, Value]) -> list[Reading]:
@@ -209,7 +192,7 @@ class Lane:
 
     def _as_it_is(self, queue: ClientQueue, reads: Sequence[Reading], outs: Sequence[Out]) -> dict[int, Tree]:
         inputs = [with_plain_numbers(r.value.form, r.value.tree) for r in reads]
-        common = {n: with_plain_numbers(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
+        common = {n: with_plain_numbers(loan.form, loan.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
         externals = [
             with_plain_numbers(form, value.tree) if isinstance(value, Moved) else value
@@ -224,41 +207,42 @@ class Lane:
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
-    def _homes_for(
-        self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]
-    ) -> tuple[KeptInRows, ...]:
-        """Rows for what is known to be read later: the first that hold nothing which somebody still holds.
+    def _with_homes(self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]) -> list[Out]:
+        """Give results that are known to be read later the first rows whose values nobody holds any more.
 
-        What the chain reads may be among them: it is written when everything has been read.
+        What the chain reads may lie there: results are written when everything has been read.
         """
         used = () if chain is None else chain.used
         taken = {(v.form, v.home) for v in others.values()}
-        keeping = []
-        for out in outs:
-            if out.number in used or (self.book.keeps_all and not out.form.is_pullback):
-                keeping.append(KeptInRows(out.number, out.form, _first_free(out.form, taken)))
-        return tuple(keeping)
+        keeps_all = self.book.keeps_all
+        return [
+            o._replace(home=_first_free(o.form, taken))
+            if o.number in used or (keeps_all and not o.form.is_pullback)
+            else o
+            for o in outs
+        ]
 
     def _inputs(self, reads: Sequence[Reading]) -> list[Tree]:
         """Where a recording looks for what it reads."""
         return [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
 
     def _recording(
-        self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], keeping: tuple[KeptInRows, ...]
+        self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], outs: Sequence[Out]
     ) -> Recording | None:
         """The chain's recording, if it is known well enough to have one."""
         if chain is None or chain.refused is not None or chain.first == self.book.flush:
             return None
-        if self.book.crowded and any(kept.form.is_pullback for kept in keeping):
+        kept = [o for o in outs if o.home is not None]
+        if self.book.crowded and any(o.form.is_pullback for o in kept):
             return None  # a pullback cannot move out when the lane's next client comes
         chain.played += 1
         compiled = chain.compiles and (self.book.compiles_at_once or chain.played > COMPILE_AFTER)
-        key = chain, tuple(r.home for r in reads), keeping, compiled
+        key = chain, tuple(r.home for r in reads), tuple((o.number, o.home) for o in kept), compiled
         known = self.recordings.get(key)
         if known is not None:
             return known
         try:
-            made = self._record(key, queue, reads, keeping, compiled)
+            made = self._record(key, queue, reads, kept, compiled)
         except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
             if out_of_memory(error):
                 raise  # the chain is not to blame
@@ -268,19 +252,19 @@ class Lane:
                 return None
             chain.compiles = False
             log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
-            return self._recording(queue, chain, reads, keeping)
+            return self._recording(queue, chain, reads, outs)
         self.recordings[key] = made
         self.recordings.pop((*key[:-1], not compiled), None)  # the one before it was compiled
         return made
 
     def _record(
-        self, what: Any, queue: ClientQueue, reads: Sequence[Reading], keeping: Sequence[KeptInRows], compiled: bool
+        self, what: Any, queue: ClientQueue, reads: Sequence[Reading], kept: Sequence[Out], compiled: bool
     ) -> Recording:
         operations = tuple(queue.operations)
         externals = tuple(self.home(("external", k), form) for k, (form, _) in enumerate(queue.externals))
-        pulls = {kept.number: LastingPull() for kept in keeping if kept.form.is_pullback}
-        rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
-        common = {n: loan.buffer.tree for n, loan in queue.common.items()}
+        pulls = {o.number: LastingPull() for o in kept if o.form.is_pullback}
+        rows = {o.number: self.home(o.home, o.form) for o in kept if o.number not in pulls}
+        common = {n: loan.tree for n, loan in queue.common.items()}
         inputs = Inputs(self._inputs(reads), externals, common)
         self._fill(reads, queue)  # the trial computes with true values
         in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains by it
@@ -305,7 +289,7 @@ class Lane:
                 copy_into(home, read.value.tree)
         for k, (form, given) in enumerate(queue.externals):
             if isinstance(given, Moved):
-                for dtype, row in self.book.bank(("external", k), form).row(self.number).items():
+                for dtype, row in self.book.rows(("external", k), form, self.number).items():
                     row.copy_(given.memory[dtype])
             else:
                 copy_into(self.home(("external", k), form), given)
@@ -314,9 +298,11 @@ class Lane:
         """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
         if any(a.device != self.book.recorder.device for _, value in made for a in tree.tensors(value)):
             raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
-        safe = [(home, _moved(home, value, self.book.is_static)) for home, value in made]
-        for home, value in safe:
-            copy_into(home, value)
+        copies = []
+        for there, here in itertools.chain.from_iterable(pairs(home, value) for home, value in made):
+            moves = isinstance(here, Tensor) and not is_there(there, here)
+            copies.append((there, self._own(here) if moves else here))
+        copy_pairs(copies)
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
@@ -353,25 +339,6 @@ def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
 
 def with_plain_numbers(form: Form, value: Tree) -> Tree:
     """The value with plain numbers where its form has them; the host waits for those."""
-
-    def lower(bare: Tree, own: Tree) -> Tree:
-        if isinstance(bare, dict):
-            return {k: lower(v, own[k]) for k, v in bare.items()}
-        if isinstance(bare, tuple):
-            return tree.rebuild(bare, [lower(v, o) for v, o in zip(bare, own, strict=True)])
-        return own.item() if type(bare) in NUMBERS and isinstance(own, Tensor) else own
-
-    return lower(form.bare, value) if any(type(a) in NUMBERS for a in tree.leaves(form.bare)) else value
-
-
-def _moved(home: Tree, value: Tree, static: Callable[[Tensor], bool]) -> Tree:
-    """The value with copies of tensors from rows that are not their home already."""
-    if isinstance(value, dict):
-        if all(isinstance(v, Tensor) and not static(v) for v in value.values()):
-            return value
-        return {k: _moved(home[k], v, static) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return tree.rebuild(value, [_moved(h, v, static) for h, v in zip(home, value, strict=True)])
-    if isinstance(value, Tensor) and static(value) and not is_there(home, value):
-        return value.clone()
-    return value
+    if not any(type(a) in NUMBERS for a in tree.leaves(form.bare)):
+        return value
+    return tree.map(lambda a, bare: a.item() if type(bare) in NUMBERS else a, value, form.bare)

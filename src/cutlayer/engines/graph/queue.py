@@ -5,13 +5,14 @@ slots, so that the chain of a step is the same as that of the step before.
 """
 
 import heapq
+import itertools
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple, Self
 
 from cutlayer.core.tree import Pending, Tree
+from cutlayer.engines.graph.buffers import Loan
 from cutlayer.engines.graph.forms import Form, Memory, Path
 
 
@@ -58,18 +59,6 @@ class Promise(Formed):
     held: Cell
 
 
-class Loan:
-    """Memory for a value that all clients read, held by the handles to the value."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: "CommonBuffer") -> None:
-        self.buffer = buffer
-
-    def __del__(self) -> None:
-        self.buffer.freed.append(self.buffer)
-
-
 class Shared(Formed):
     """A value that is the same for all clients, or a field of one, in memory of the engine's."""
 
@@ -90,57 +79,22 @@ class Moved:
         return self.form.layout.of(self.memory)
 
 
-class CommonBuffer(NamedTuple):
-    """Memory for a value that all clients read."""
+class Argument(NamedTuple):
+    """An argument of an operation: a value, or the field of one at this path."""
 
-    number: int
-    form: Form
-    tree: Tree
-    memory: Memory
-    freed: "deque[CommonBuffer]"
+    source: str  # a field of `Inputs`, or "made" for what the chain makes itself
+    number: int  # by the order in which the chain reads, takes or makes them; of a common value, that of its buffer
+    path: Path = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An argument: a value that an earlier chain left, or a field of it; by the order in which the chain reads them."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """An argument that this chain makes itself, or a field of it; by the order in which it makes them."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class External:
-    """An argument that comes from outside of the queue, by the order in which the chain takes them."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """An argument that is the same for all clients, or a field of it: the number of its buffer."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """An argument that is a plain number or nothing; it is part of the chain, and 1 is neither 1.0 nor True."""
+class Literal(NamedTuple):
+    """An argument that is a plain number or None. It is part of the chain, and 1 differs from 1.0 and True."""
 
     kind: type
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Several:
+class Several(NamedTuple):
     """An argument that is a plain tuple of values."""
 
     items: tuple[Any, ...]
@@ -176,7 +130,7 @@ class ClientQueue:
         self.values: dict[int, Value] = {}
         self.forms: dict[int, Form] = {}  # of slots that are held
         self._free: list[int] = []
-        self._top = 0
+        self._unused = itertools.count()
         self.begin()
 
     def begin(self) -> None:
@@ -197,10 +151,7 @@ class ClientQueue:
     def promise(self, form: Form) -> Promise:
         """A handle to a slot that nobody held."""
         self.collect()
-        if not self._free:
-            heapq.heappush(self._free, self._top)
-            self._top += 1
-        slot = heapq.heappop(self._free)
+        slot = heapq.heappop(self._free) if self._free else next(self._unused)
         self.forms[slot] = form
         return Promise(Cell(self, slot), form)
 
@@ -213,18 +164,18 @@ class ClientQueue:
             self._num_made += 1
         return promises
 
-    def argument(self, promise: Promise) -> Read | Made:
+    def argument(self, promise: Promise) -> Argument:
         slot = promise.held.slot
         if slot in self.made:
-            return Made(self.made[slot], promise.path)
-        return Read(self.reads.setdefault(slot, len(self.reads)), promise.path)
+            return Argument("made", self.made[slot], promise.path)
+        return Argument("reads", self.reads.setdefault(slot, len(self.reads)), promise.path)
 
-    def external(self, form: Form, value: Tree) -> External:
+    def external(self, form: Form, value: Tree) -> Argument:
         """The value as an argument, once for a chain that names it several times."""
         number = self._external_numbers.setdefault(id(value), len(self.externals))
         if number == len(self.externals):
             self.externals.append((form, value))
-        return External(number)
+        return Argument("externals", number)
 
     def collect(self) -> None:
         """Slots whose value nobody holds any more are free."""
