@@ -104,22 +104,17 @@ def rule(setting: EngineSetting) -> tuple[str, str]:
     become batched ones, and every client's copy of the weights passes through the cache: with large layers that costs
     more than the overhead saved.
     """
-    work = setting.batch * forward_flops(setting.split, setting.like)
     if setting.clients == 1:
         return "loop", "there is one client"
+    with FlopCounterMode(display=False) as counter:
+        setting.split.predict(Model.joined(*setting.split.initial()), setting.like.x)
+    work = setting.batch * (counter.get_total_flops() / len(setting.like))
     found = f"a client's batch takes {work / 1e6:.1f} MFLOP forwards"
     if work > MOST_STACKED:
         return "loop", f"{found}, more than the {MOST_STACKED / 1e6:.0f} up to which stacking clients pays"
     if why_not := unstackable(setting):
         return "loop", why_not
     return "vmap", f"{found}, and stacking clients pays up to {MOST_STACKED / 1e6:.0f}"
-
-
-def forward_flops(split: Split, like: Arrays) -> float:
-    """Of one sample."""
-    with FlopCounterMode(display=False) as counter:
-        split.predict(Model.joined(*split.initial()), like.x)
-    return float(counter.get_total_flops()) / len(like)
 
 
 def unstackable(setting: EngineSetting) -> str | None:

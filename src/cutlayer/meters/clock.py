@@ -108,10 +108,11 @@ class Clock:
         there = {j: self._all_there(values, j) for j in flops}
         if self.devices.lanes == "parallel" or not any(flops.values()):
             return self._noted({j: there[j] + w / self.devices.server for j, w in flops.items()})
-        end = self._shared_until(max(there.values()), math.fsum(flops.values()))
-        return self._noted(dict.fromkeys(flops, end))
+        return self._noted(dict.fromkeys(flops, self._served_until(max(there.values()), math.fsum(flops.values()))))
 
-    def _shared_until(self, there: float, flops: float) -> float:
+    def _served_until(self, there: float, flops: float) -> float:
+        if self.devices.lanes == "parallel" or not flops:
+            return there + flops / self.devices.server
         self._served = max(there, self._served) + flops / self.devices.server
         return self._served
 
@@ -123,9 +124,7 @@ class Clock:
             flops = (PASSES if how == "grad" else 1) * forward
             if pull is not None:
                 self._owed[pull] = BACKWARD * forward
-        there = max((self.now, *ready))
-        shared = self.devices.lanes == "shared" and flops > 0
-        end = self._shared_until(there, flops) if shared else there + flops / self.devices.server
+        end = self._served_until(max((self.now, *ready)), flops)
         self._latest = max(self._latest, end)
         return end
 

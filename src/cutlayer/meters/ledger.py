@@ -35,8 +35,7 @@ class Ledger:
             self.per_client.setdefault(j, Counter())[name] += size
 
     def waited(self, ids: tuple[int, ...]) -> None:
-        for j in ids:
-            self.trips[j] += 1
+        self.trips.update(ids)
 
     def sent(self, kind: Kind, origin: Place, to: Place, value: PerClient) -> None:
         self.totals[f"inter_server_{kind.name}"] += sum(self.sizes(value).values())

@@ -61,9 +61,9 @@ def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
     with _quiet_profiler(), profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
         work()
     events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == ALLOCATION]
-    events = [e for e in events if e.extra_fields.device.type == "cpu"]
     events.sort(key=lambda e: e.start_time_ns)
-    return [(e.extra_fields.ptr, e.extra_fields.alloc_size) for e in events]
+    fields = [e.extra_fields for e in events]
+    return [(f.ptr, f.alloc_size) for f in fields if f.device.type == "cpu"]
 
 
 @contextmanager
@@ -80,8 +80,6 @@ def _quiet_profiler() -> Iterator[None]:
 
 def _all(events: list[Any]) -> Iterator[Any]:
     """The events and, at any depth, those inside them."""
-    left = list(events)
-    while left:
-        event = left.pop()
-        left.extend(event.children)
+    for event in events:
         yield event
+        yield from _all(event.children)

@@ -30,7 +30,7 @@ from cutlayer.engines.graph.queue import (
     Value,
     name_of,
 )
-from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import ConfigError
 
@@ -46,7 +46,8 @@ class Graph(ByClient):
 
     name = "graph"
 
-    def __init__(self, recorder: Recorder, slots: int) -> None:
+    def __init__(self, recorder: Again, slots: int) -> None:
+        self.slots = slots  # clients that have memory of their own at a time
         self._book = Book(recorder, slots)
         self._lanes = [Lane(i, self._book) for i in range(slots)]
         self._forms = Forms()
@@ -85,11 +86,6 @@ class Graph(ByClient):
             smaller.slots,
         )
         return smaller
-
-    @property
-    def slots(self) -> int:
-        """How many clients have memory of their own at a time."""
-        return len(self._lanes)
 
     def _begin(self) -> None:
         self._queues: dict[int, ClientQueue] = {}
@@ -291,7 +287,9 @@ class Graph(ByClient):
         self._loaded = self._since_load = False
         if len(self._held) > MOST_HELD * len(self._lanes):
             self._join()
-        self._warn()
+        for why in self.refused - self._warned:
+            log.warning("engine graph: a chain runs unrecorded (%s)", why)
+            self._warned.add(why)
 
     def _join(self) -> None:
         if self._running:
@@ -316,12 +314,6 @@ class Graph(ByClient):
     def _is_busy(self, queue: ClientQueue) -> bool:
         queue.collect()
         return bool(queue.forms or queue.operations)
-
-    def _warn(self) -> None:
-        """Why a chain runs as it is, once for each reason."""
-        for why in self.refused - self._warned:
-            log.warning("engine graph: a chain runs unrecorded (%s)", why)
-            self._warned.add(why)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """A lane runs the chains of one client at a time, in rows of memory that never move."""
 
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from cutlayer.engines.graph.execute import Inputs, executed
 from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, copy_pairs, is_there, pairs
 from cutlayer.engines.graph.overwriting import overwritable
 from cutlayer.engines.graph.queue import NOT_KEPT, ClientQueue, Moved, Value
-from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import CutlayerError
 
@@ -87,7 +86,7 @@ class ChainHistory:
 class Book:
     """What all lanes know: memory, and what earlier chains have taught."""
 
-    recorder: Recorder
+    recorder: Again
     lanes: int
     banks: dict[tuple[Any, Form], Memory] = field(default_factory=dict)
     chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by what they compute
@@ -169,8 +168,7 @@ class Lane:
         recording = self._recording(queue, chain, reads, outs)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
-            origins = {o.slot: None if chain is None else (chain, o.number) for o in outs}
-            return {o.slot: Value(o.form, made[o.number], origin=origins[o.slot]) for o in outs}
+            return {o.slot: Value(o.form, made[o.number], origin=(chain, o.number) if chain else None) for o in outs}
         self._fill(reads, queue)
         recording.replay()
         moved = {s: others[s]._replace(tree=self.home(home, others[s].form), home=home) for s, home in coming.items()}
@@ -222,10 +220,6 @@ class Lane:
             for o in outs
         ]
 
-    def _inputs(self, reads: Sequence[Reading]) -> list[Tree]:
-        """Where a recording looks for what it reads."""
-        return [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
-
     def _recording(
         self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], outs: Sequence[Out]
     ) -> Recording | None:
@@ -265,7 +259,8 @@ class Lane:
         pulls = {o.number: LastingPull() for o in kept if o.form.is_pullback}
         rows = {o.number: self.home(o.home, o.form) for o in kept if o.number not in pulls}
         common = {n: loan.tree for n, loan in queue.common.items()}
-        inputs = Inputs(self._inputs(reads), externals, common)
+        read = [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
+        inputs = Inputs(read, externals, common)
         self._fill(reads, queue)  # the trial computes with true values
         in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains by it
 
@@ -284,9 +279,9 @@ class Lane:
 
     def _fill(self, reads: Sequence[Reading], queue: ClientQueue) -> None:
         """What a chain reads and takes, into the rows where its recording looks for them."""
-        for home, read in zip(self._inputs(reads), reads, strict=True):
+        for read in reads:
             if read.comes:
-                copy_into(home, read.value.tree)
+                copy_into(self.home(read.home, read.value.form), read.value.tree)
         for k, (form, given) in enumerate(queue.externals):
             if isinstance(given, Moved):
                 for dtype, row in self.book.rows(("external", k), form, self.number).items():
@@ -299,9 +294,10 @@ class Lane:
         if any(a.device != self.book.recorder.device for _, value in made for a in tree.tensors(value)):
             raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
         copies = []
-        for there, here in itertools.chain.from_iterable(pairs(home, value) for home, value in made):
-            moves = isinstance(here, Tensor) and not is_there(there, here)
-            copies.append((there, self._own(here) if moves else here))
+        for home, value in made:
+            for there, here in pairs(home, value):
+                moves = isinstance(here, Tensor) and not is_there(there, here)
+                copies.append((there, self._own(here) if moves else here))
         copy_pairs(copies)
 
     # -- turns ------------------------------------------------------------------------------------------------------

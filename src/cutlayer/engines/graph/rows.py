@@ -49,13 +49,9 @@ class Rows(dict[str, Tensor]):
         super().__init__({name: place.of(rows[place.dtype]) for name, place in positions.items()})
         self.rows, self.positions = rows, positions
 
-    def like(self, rows: Mapping[torch.dtype, Tensor]) -> "Rows":
-        """The same names in other rows."""
-        return Rows(rows, self.positions)
-
     def clone(self) -> Tensors:
         """Copies that lie side by side, too; to autograd, a change of one in place is no change of the others."""
-        copies = self.like({dtype: row.clone() for dtype, row in self.rows.items()})
+        copies = Rows({dtype: row.clone() for dtype, row in self.rows.items()}, self.positions)
         return {name: value.data for name, value in copies.items()}
 
     def leaves(self, kernels: torch.dtype | None) -> Tensors:
@@ -75,7 +71,7 @@ class Rows(dict[str, Tensor]):
     def gathered(self, values: Tensors) -> Tensors:
         """Copies of these values, of the same names, side by side in new rows."""
         rows = {dtype: torch.empty_like(row) for dtype, row in self.rows.items()}
-        copies = self.like(rows)
+        copies = Rows(rows, self.positions)
         for dtype, row in rows.items():
             for start, end in self._gaps(dtype, len(row)):
                 row[start:end].zero_()
@@ -203,4 +199,4 @@ def _packed(like: Tensors, values: Tensors) -> Tensors:
 
 def _unpacked(like: Tensors, rows: Tensors) -> Rows:
     assert isinstance(like, Rows)
-    return like.like({row.dtype: row for row in rows.values()})
+    return Rows({row.dtype: row for row in rows.values()}, like.positions)

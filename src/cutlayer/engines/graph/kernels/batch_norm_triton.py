@@ -219,10 +219,6 @@ class Cut(NamedTuple):
     chunk: int  # rows of a piece
     sizes: dict[str, Any]  # constants of the kernels
 
-    @property
-    def is_whole(self) -> bool:
-        return self.grid[0] == 1
-
 
 def cut(x: Tensor) -> Cut:
     """The pieces for images of this form; one piece has all rows where they are few."""
@@ -252,12 +248,12 @@ def forward(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`cutlayer::batch_norm` of images that lie channels last."""
-    (grid, chunk, sizes), count = (pieces := cut(x)), x.numel() // x.shape[1]
+    (grid, chunk, sizes), count = cut(x), x.numel() // x.shape[1]
     y = torch.empty_like(x, memory_format=torch.channels_last)
     mean, rstd, new_mean, new_var = (torch.empty_like(running_mean) for _ in range(4))
     found: tuple[Tensor | None, Tensor | None] = None, None
-    if not pieces.is_whole:
-        found = _kept(pieces, mean)
+    if grid[0] > 1:
+        found = _kept(grid[0], mean)
         _moments_kernel[grid](x, *found, count, chunk, **sizes)
     _normalise_kernel[grid](
         x, residual, weight, bias, running_mean, running_var, y, mean, rstd, new_mean, new_var, *found,
@@ -270,14 +266,14 @@ def backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`cutlayer::batch_norm_backward` of images that lie channels last."""
-    (grid, chunk, sizes), count = (pieces := cut(x)), x.numel() // x.shape[1]
+    (grid, chunk, sizes), count = cut(x), x.numel() // x.shape[1]
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     dsum = None if y is None else torch.empty_like(dx)
     dweight, dbias = torch.empty_like(mean), torch.empty_like(mean)
     found: tuple[Tensor | None, Tensor | None] = None, None
     source, seen, kept = dy, y, dsum
-    if not pieces.is_whole:
-        found = _kept(pieces, mean)
+    if grid[0] > 1:
+        found = _kept(grid[0], mean)
         _sums_kernel[grid](dy, x, y, weight, bias, mean, rstd, dsum, *found, count, chunk, relu, **sizes)
         if dsum is not None:  # then it is there already, and read instead of dy and y
             source, seen, kept, relu = dsum, None, None, False
@@ -288,7 +284,6 @@ def backward(
     return dx, x.new_empty(0) if dsum is None else dsum, dweight, dbias
 
 
-def _kept(pieces: Cut, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for two numbers of each piece and channel."""
-    shape = pieces.grid[0], len(like)
-    return like.new_empty(shape), like.new_empty(shape)
+def _kept(pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate two numbers for each piece and channel."""
+    return like.new_empty(pieces, len(like)), like.new_empty(pieces, len(like))
