@@ -1,8 +1,8 @@
-"""Which engine a run computes on: the one that it names, or one chosen by a rule.
+"""Choose the engine of a run: the one that it names, or one by a rule.
 
-The rule depends on the model, the batch, the cohort and the device, and not on the method, so all methods of a
-comparison run alike. It never measures time: engines agree only to rounding, which training enlarges, so the same
-command must choose the same engine. `bench/engine_rule.py` measures how near the rule is to the faster engine.
+The rule looks at the model, the batch, the number of clients and the device, but not at the method, so all methods of a
+comparison run alike. It never measures time: engines agree only to rounding, which training amplifies, so the same
+command must choose the same engine. `bench/engine_rule.py` measures how close the rule comes to the faster engine.
 """
 
 import importlib
@@ -31,18 +31,18 @@ from cutlayer.errors import ConfigError
 from cutlayer.split import Split
 
 log = logging.getLogger("cutlayer")
-MOST_STACKED = 32e6  # FLOPs of a client's forward pass over one batch, up to which stacking clients pays on a CPU
+MOST_STACKED = 32e6  # FLOPs of a client's forward pass over a batch up to which stacking clients pays off on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetting:
-    """What an engine is chosen and made for."""
+    """The run that an engine is chosen for."""
 
     split: Split
-    like: Arrays  # a few samples: what all of them look like
+    like: Arrays  # a few samples that show what all of them look like
     batch: int
     clients: int  # that take part in a round
-    chunk: int | None = None
+    chunk: int | None = None  # the most clients that are computed at a time
 
     @property
     def device(self) -> torch.device:
@@ -51,18 +51,18 @@ class EngineSetting:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Clients that are not in this process: the module and the name of the backend that reaches them."""
+    """Names the backend of clients in other processes, by module and class."""
 
     module: str
     name: str
 
     def __call__(self) -> Any:
-        """The class of the backend."""
+        """Import the class of the backend."""
         return getattr(importlib.import_module(self.module), self.name)
 
 
 def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
-    """The engine to compute on; one that is no name is taken as it is."""
+    """Return the engine of this name; an engine itself is returned unchanged."""
     if not isinstance(engine, str):
         return engine
     make = registry.find("engine", ENGINES, engine)
@@ -72,7 +72,7 @@ def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
 
 
 def chosen_for_servers(engine: str | Engine, setting: EngineSetting) -> Engine:
-    """The engine of servers whose clients are elsewhere: auto takes them one by one on a CPU."""
+    """Return the engine of servers with remote clients; on a CPU, auto is loop."""
     return Loop() if engine == "auto" and setting.device.type == "cpu" else chosen(engine, setting)
 
 
@@ -98,11 +98,11 @@ def _made(name: str, setting: EngineSetting) -> Engine:
 
 
 def rule(setting: EngineSetting) -> tuple[str, str]:
-    """The engine for a CPU, and why.
+    """Return the engine for a CPU, and why.
 
-    Stacking saves the overhead of calling each layer for each client. But convolutions become grouped ones, products
-    become batched ones, and every client's copy of the weights passes through the cache: with large layers that costs
-    more than the overhead saved.
+    Stacking saves the overhead of calling each layer for each client. But convolutions become grouped, matrix products
+    become batched, and every client's copy of the weights passes through the cache. With large layers that costs more
+    than the saved overhead.
     """
     if setting.clients == 1:
         return "loop", "there is one client"
@@ -118,7 +118,7 @@ def rule(setting: EngineSetting) -> tuple[str, str]:
 
 
 def unstackable(setting: EngineSetting) -> str | None:
-    """Why vmap cannot stack this model: what it says to one step of two clients with these samples."""
+    """Return why vmap cannot stack this model, found by trying one step of two clients; None if it can."""
     split, like = setting.split, setting.like
 
     def loss(model: Model, x: Any, y: Tensor) -> tuple[Tensor, Tensors]:

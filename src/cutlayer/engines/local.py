@@ -19,7 +19,7 @@ class Local:
     engine: Engine
     data: Samples
     kept: Keeps
-    key: int  # that the clients' own seeds are drawn from
+    key: int  # from which the clients' own seeds are derived
     augment: Augmentation | None = None
     index: Sequence[Index] | None = None  # the samples of each client; None if all belong to the only client
 

@@ -1,4 +1,4 @@
-"""Memory for values that are the same for all clients, lent to the handles of such values."""
+"""Buffers for values that are the same for all clients, lent to the handles of such values."""
 
 import heapq
 from collections import deque
@@ -9,12 +9,12 @@ import torch
 from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.forms import Form, Memory
 
-Buffer = tuple[int, Form, Tree, Memory]  # its number, what it is for, and the value in its memory
+Buffer = tuple[int, Form, Tree, Memory]  # its number, its form, and the value that lies in its memory
 
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """A buffer that is lent to the handles of a value; it goes back when the last of them dies."""
+    """A buffer on loan to the handles of a value; it is given back when the last of them dies."""
 
     number: int
     form: Form
@@ -27,13 +27,13 @@ class Loan:
 
 
 class Buffers:
-    """Buffers by form. The free one with the lowest number is lent first, so that recordings find the same ones."""
+    """A pool of buffers by form. It lends the free one with the lowest number, so recordings find the same again."""
 
     def __init__(self, device: torch.device, addresses: set[int]) -> None:
         self._device = device
         self._addresses = addresses  # of memory that will be written again
         self._free: dict[Form, list[Buffer]] = {}
-        self._freed: deque[Buffer] = deque()  # handles die at any time
+        self._freed: deque[Buffer] = deque()  # appended to at any time, whenever the last handle dies
         self._made = 0
 
     def take(self, form: Form) -> Loan:
@@ -46,7 +46,7 @@ class Buffers:
         return Loan(self._made, form, form.layout.of(memory), memory, self._freed)
 
     def collect(self) -> None:
-        """Free the buffers that were given back: the caller knows that no lane reads them any more."""
+        """Free the buffers that were given back; call it when no lane reads them any more."""
         while self._freed:
             buffer = self._freed.popleft()
             heapq.heappush(self._free.setdefault(buffer[1], []), buffer)

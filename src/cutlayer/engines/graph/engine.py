@@ -1,4 +1,4 @@
-"""The engine `graph`: chains of operations recorded once and replayed for client after client."""
+"""The engine `graph`: record chains of operations once, and replay them for every client and step."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ from cutlayer.errors import ConfigError
 
 log = logging.getLogger("cutlayer")
 Plain = int | float | str | None
-MOST_SURPRISES = 5  # values of a round that recordings should have kept, before they keep whatever is held
+MOST_SURPRISES = 5  # attempts at a round that may fail with `NotKept` before recordings keep everything
 TOO_SHORT = "the GPU's memory is too short even for one client at a time; take smaller batches, or precision 'bf16'"
-MOST_HELD = 16  # chains of each lane whose inputs wait for the lane before the host joins it
+MOST_HELD = 16  # chains per lane whose inputs stay in memory before the host joins the lanes
 
 
 class Graph(ByClient):
-    """A block per client, whose value is a handle until somebody needs it."""
+    """Queues operations for each client and returns handles; chains run when a value is needed."""
 
     name = "graph"
 
@@ -51,28 +51,28 @@ class Graph(ByClient):
         self._book = Book(recorder, slots)
         self._lanes = [Lane(i, self._book) for i in range(slots)]
         self._forms = Forms()
-        self._known: dict[Any, tuple[Form, ...]] = {}  # by operation on values of these forms: what it makes
-        self._functions: dict[Any, Same] = {}  # by what stays the same about them
+        self._known: dict[Any, tuple[Form, ...]] = {}  # the forms of the results, by operation and argument forms
+        self._functions: dict[Any, Same] = {}  # by `name_of`
         self._buffers = Buffers(recorder.device, self._book.addresses)
         self._warned: set[Any] = set()
         self._begin()
 
     def forget(self, *, keep_all: bool = False) -> None:
-        """Drop all that waits: a round that could not go on did not happen. From now on recordings may keep all."""
-        self._join()  # running lanes still read what is let go of here
+        """Drop everything that waits, as the round failed. With `keep_all`, recordings keep everything from now on."""
+        self._join()  # running lanes still read what is dropped here
         self._book.keeps_all |= keep_all
         self._begin()
 
     def compile_at_once(self) -> None:
-        """From now on compile chains when they are recorded first: what a long run comes to, without the wait."""
+        """Compile chains at their first recording from now on, as a long run would do later."""
         self._book.compiles_at_once = True
 
     def recover(self, error: BaseException, attempt: int) -> "Graph":
-        """Keep more where a recording kept too little; on out-of-memory, retry with half the slots."""
+        """After `NotKept`, retry and keep more values; on out-of-memory, retry with half the slots."""
         surprised = isinstance(error, NotKept)
         self.forget(keep_all=surprised and attempt >= MOST_SURPRISES)
         if surprised:
-            log.info("engine graph: the round is played again, with more kept of it")
+            log.info("engine graph: retrying the round, with more values kept")
             return self
         if not out_of_memory(error):
             raise error
@@ -81,7 +81,7 @@ class Graph(ByClient):
         smaller = Graph(self._book.recorder.fresh(), self.slots // 2)  # which has recorded nothing
         smaller._book.compiles_at_once = self._book.compiles_at_once
         log.warning(
-            "engine graph: memory is too short for %d clients at a time; the round is played again with %d, in turns",
+            "engine graph: memory is too short for %d clients at a time; retrying the round with %d, in turns",
             self.slots,
             smaller.slots,
         )
@@ -92,7 +92,7 @@ class Graph(ByClient):
         self._waiting: dict[int, ClientQueue] = {}
         self._assigned: dict[int, int] = {}
         self._running: set[int] = set()  # lanes whose work the host has not joined
-        self._held: list[Any] = []  # what running lanes still read
+        self._held: list[Any] = []  # keeps alive what running lanes still read
         self._common: dict[int, tuple[Tree, Shared]] = {}
         self._moves: dict[tuple[int, Path], tuple[Promise, Moved]] = {}
         self._loaded = self._since_load = False
@@ -101,25 +101,25 @@ class Graph(ByClient):
 
     @property
     def num_recordings(self) -> int:
-        """Of all chains in all lanes."""
+        """The number of recordings in all lanes."""
         return sum(len(lane.recordings) for lane in self._lanes)
 
     @property
     def refused(self) -> set[str]:
-        """Why chains could not be recorded, of those that could not."""
+        """The reasons why chains could not be recorded."""
         return {chain.refused for chain in self._book.chains.values() if chain.refused is not None}
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
     def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        """Whole stacks at a time. A chain ends where the next batch comes, if not before."""
+        """Load stacks of batches; this ends the chains of the batch before, unless they have run already."""
         if self._since_load or any(queue.asks_pullback for queue in self._waiting.values()):
             self._flush()
         self._loaded = True
         return load_stacked(data, index)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """None: a model that draws random numbers runs on the loop engine."""
+        """Return None for each client: models that draw random numbers run on the loop engine."""
         return shared("anywhere", tuple(keys), None)
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
@@ -129,7 +129,7 @@ class Graph(ByClient):
             if any(b.stacked or _own(b.tree) for b in blocks):
                 refs = self._each("call", fn, blocks_of, group, None)
                 made += one_by_one({j: _handed(ref) for j, (ref,) in refs.items()})
-            else:  # the same for all of them, so once
+            else:  # the same for all of them, so computed once
                 made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
         return made
 
@@ -146,7 +146,7 @@ class Graph(ByClient):
         return one_by_one({j: ref for j, (ref,) in made.items()})
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
-        """fn(*values); where values are clients', it joins the chain of the last one."""
+        """Call fn; if values are still in clients' queues, the call joins the chain of the last such client."""
         owned = [v for v in values if isinstance(v, Promise)]
         if not owned:
             return fn(*(self.real(v) for v in values))
@@ -155,7 +155,7 @@ class Graph(ByClient):
         return _handed(ref)
 
     def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
-        """The weighted sum over clients: over values in rows, one product for each type of number."""
+        """Return the weighted sum over clients; for values in rows, it is one product for each dtype."""
         self._flush()
         self._join()
         fast = self._product(rows, weights, largest_integers)
@@ -165,7 +165,7 @@ class Graph(ByClient):
         return weighted_sum(PerClient(rows.place, blocks, rows.ids), weights, largest_integers)
 
     def real(self, value: Tree) -> Tree:
-        """The value with everything computed, in memory of its own."""
+        """Return the value with everything computed, in memory of its own."""
         return tree.replace((Moved, Pending), lambda handle: tree.owned(self._seen(handle)), value)
 
     # -- chains -----------------------------------------------------------------------------------------------------
@@ -178,16 +178,16 @@ class Graph(ByClient):
         for j in ids:
             blocks = [home[j] for home in blocks_of]
             arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
-            queue = self._queues.get(j) or ClientQueue(j)  # known from when something is in it
+            queue = self._queues.get(j) or ClientQueue(j)  # a new one is kept once something is in it
             made[j] = self._operation(how, fn, arguments, queue, cut)
         return made
 
     def _operation(
         self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: ClientQueue, cut: int | None
     ) -> list[Promise]:
-        """One more operation in a client's chain. One of its kind that was never seen before runs now.
+        """Add an operation to a client's chain. An operation that was never seen on such values runs at once.
 
-        So does one with a plain number: chains with another number each time would be recorded without end.
+        So does one with a plain number as argument: with another number at each step, every chain would be a new one.
         """
         values = [self._at_hand(value, same, queue) for value, same in arguments]
         if how == "call" and any(type(value) in NUMBERS for value in values):
@@ -207,7 +207,7 @@ class Graph(ByClient):
         return queue.add(Operation(how, function, args, cut), forms)
 
     def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: ClientQueue, cut: int | None) -> list[Promise]:
-        self._flush()  # what is made now must not take a slot that a waiting chain still reads
+        self._flush()  # the results must not take slots that a waiting chain still reads
         results = done(Operation(how, Same(fn), (), cut), [self.real(a) for a in arguments])
         forms = tuple(self._forms.pullback() if callable(r) else self._forms.of(r) for r in results)
         self._queues[queue.client] = queue
@@ -217,7 +217,7 @@ class Graph(ByClient):
         return promises
 
     def _at_hand(self, value: Tree, same: bool, queue: ClientQueue) -> Tree:
-        """An argument as the chain of this queue can have it."""
+        """Return an argument in the form in which the chain of this queue can use it."""
         if isinstance(value, Promise):
             if value.held.queue is queue:
                 return value
@@ -229,7 +229,7 @@ class Graph(ByClient):
         return self._spread(value)
 
     def _moved(self, ref: Promise) -> Moved:
-        """A value of another queue; once for all that asks for it before the next chains run."""
+        """Copy a value out of another client's queue; the copy serves everyone until the next chains run."""
         key = id(ref.held), ref.path
         if key not in self._moves:
             self._flush()
@@ -238,7 +238,7 @@ class Graph(ByClient):
         return self._moves[key][1]
 
     def _copied(self, ref: Promise) -> Memory:
-        """Rows of memory with the value: copies of the rows that it lies in, if it does."""
+        """Return new rows with the value: copies of its rows if it lies in rows, else filled from the value."""
         value = ref.held.value
         seen = self._book.read(value)
         lies = None if value.home is None else value.form.stretches(ref.form, ref.path)
@@ -258,7 +258,7 @@ class Graph(ByClient):
         return tuple(map(self._form, value)) if _own(value) else self._forms.of(value)
 
     def _spread(self, value: Tree) -> Shared:
-        """A value that all clients have, in memory that all chains can read."""
+        """Put a value that all clients share into a buffer that all chains can read."""
         if id(value) not in self._common:
             self._join()
             loan = self._buffers.take(self._forms.of(value))
@@ -269,8 +269,8 @@ class Graph(ByClient):
     # -- running ----------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Run every chain that waits, side by side."""
-        self._moves.clear()  # chains may write what they were copied from
+        """Run all waiting chains, side by side."""
+        self._moves.clear()  # chains may overwrite the values that were copied
         if not self._waiting:
             return
         self._book.flush += 1
@@ -299,9 +299,9 @@ class Graph(ByClient):
         self._buffers.collect()
 
     def _lane(self, queue: ClientQueue) -> int:
-        """A client stays in its lane while it has values; a new one goes where the fewest are."""
+        """Return the lane of a client: its own while it has values, else the lane with the fewest clients."""
         if queue.client not in self._assigned:
-            # Clients that nobody asks for any more may never come back: what they left goes with their queues.
+            # Drop the queues of clients whose values nobody holds: these clients may never come back.
             self._queues = {j: q for j, q in self._queues.items() if q is queue or self._is_busy(q)}
             self._assigned = {j: i for j, i in self._assigned.items() if j in self._queues}
             load = [0] * len(self._lanes)
@@ -328,7 +328,7 @@ class Graph(ByClient):
         return with_plain_numbers(handle.form, follow(self._book.read(handle.held.value), handle.path))
 
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
-        """The sum as a product of weights and rows; None if the values do not lie in rows, or differ in form."""
+        """Return the sum as a product of weights and rows; None if the values are not in rows or differ in form."""
         first = next((block.tree for block in rows.blocks), None)
         if self._book.crowded or not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
             return None
@@ -363,10 +363,10 @@ def _encoded(value: Tree, form: Any, queue: ClientQueue) -> Any:
 
 
 def _own(value: Tree) -> bool:
-    """Whether a value is, or holds, one of a single client that is in a queue, or was until now."""
+    """Whether a value is, or contains, a value from a client's queue."""
     return isinstance(value, Promise | Moved) or (type(value) is tuple and any(map(_own, value)))
 
 
 def _handed(ref: Promise) -> Tree:
-    """The result as a method sees it: several values in a plain tuple are apart."""
+    """Return the result as methods see it: a plain tuple becomes a tuple of handles."""
     return tuple(ref.item(k) for k in range(len(ref.form.bare))) if type(ref.form.bare) is tuple else ref

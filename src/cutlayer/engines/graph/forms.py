@@ -1,4 +1,4 @@
-"""Forms: what a value looks like without its content, and where it lies in rows of memory."""
+"""Forms: the structure, types and shapes of a value, and where its tensors lie in rows of memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,16 +13,16 @@ from cutlayer.core.transfer import sent
 from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.rows import Position, Rows, copy_all
 
-NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}  # numbers in a value are tensors in a row
-Path = tuple[Any, ...]  # names of fields and places in tuples, from the root of a value
-Memory = dict[torch.dtype, Tensor]  # a row for each type
+NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}  # the dtypes of plain numbers in rows
+Path = tuple[Any, ...]  # names of fields and indices of tuples, from the root of a value
+Memory = dict[torch.dtype, Tensor]  # a row for each dtype
 
 
 class Form:
-    """What a value looks like; two values that look alike have one and the same form."""
+    """What a value looks like. Values that look alike share one form object."""
 
     def __init__(self, bare: Tree, forms: "Forms", *, is_pullback: bool = False) -> None:
-        self.bare = bare  # tensors without content; numbers are those of the first such value
+        self.bare = bare  # the value with meta tensors, and with the numbers of the first such value
         self.is_pullback = is_pullback
         self._forms = forms
         self._fields: dict[Any, Form] = {}
@@ -36,7 +36,7 @@ class Form:
     def stretches(self, inner: "Form", path: Path) -> "list[Stretch] | None":
         """Return where the field at this path, which has the inner form, lies in the rows of such a value.
 
-        None for a field that is made up of others in another order.
+        Return None if the field's tensors do not lie there in its own order.
         """
         if (inner, path) not in self._stretches:
             both = zip(_positions(follow(self.layout.tree, path)), _positions(inner.layout.tree), strict=True)
@@ -51,7 +51,7 @@ class Form:
 
 
 class Forms:
-    """All forms that are known, by what makes them different."""
+    """All known forms, by signature."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Form] = {}
@@ -63,7 +63,7 @@ class Forms:
         return self._known[signature]
 
     def pullback(self) -> Form:
-        """Of a pullback, which is like no other."""
+        """Return a new form: no two pullbacks are alike."""
         return Form(None, self, is_pullback=True)
 
 
@@ -74,15 +74,15 @@ def follow(value: Tree, path: Path) -> Tree:
 
 
 class Layout:
-    """Positions for all tensors and numbers of a value in rows, one row a type, in the order of the tree."""
+    """Assigns positions in rows, one row for each dtype, to the tensors and numbers of a value, in order."""
 
     def __init__(self, bare: Tree) -> None:
         self.sizes: dict[torch.dtype, int] = {}
-        # the value with positions in place of tensors and numbers
+        # The value with positions in place of tensors and numbers.
         self.tree = tree.replace((Tensor, *NUMBERS), self._next, bare)
 
     def _next(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) and type(leaf) not in NUMBERS:  # as a bool, which is an int
+        if not isinstance(leaf, Tensor) and type(leaf) not in NUMBERS:  # a bool, although it is an int
             return leaf
         dtype, shape = (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else (NUMBERS[type(leaf)], ())
         position = Position(dtype, self.sizes.get(dtype, 0), shape, _strides(shape, dtype))
@@ -90,7 +90,7 @@ class Layout:
         return position
 
     def of(self, memory: Memory) -> Tree:
-        """The value whose tensors lie in these rows; its numbers are tensors, too."""
+        """Return the value whose tensors lie in these rows; its numbers are tensors, too."""
         return _built(self.tree, memory)
 
     def empty(self, device: torch.device, *lanes: int) -> Memory:
@@ -108,7 +108,7 @@ def _built(placed: Tree, memory: Memory) -> Tree:
 
 
 def _in_rows(positions: dict[str, Position], memory: Memory) -> Rows:
-    """The tensors of a dict with the stretch of each row that holds them."""
+    """Return the tensors of a dict, with the stretch of each row that they fill."""
     starts: dict[torch.dtype, int] = {}
     ends: dict[torch.dtype, int] = {}
     for position in positions.values():
@@ -123,7 +123,7 @@ def _positions(placed: Tree) -> list[Position]:
 
 
 class Stretch(NamedTuple):
-    """Where a part of a value lies in the row of one type."""
+    """Where a part of a value lies in the row of one dtype."""
 
     dtype: torch.dtype
     start: int
@@ -131,19 +131,19 @@ class Stretch(NamedTuple):
 
 
 def _strides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """Channels last for weights and images: the order that convolutions on a GPU are fastest in."""
+    """Return contiguous strides; channels last for weights and images, as GPU convolutions are fastest on these."""
     empty = torch.empty(shape, device="meta", dtype=dtype)
     last = len(shape) == 4 and dtype.is_floating_point
     return (empty.contiguous(memory_format=torch.channels_last) if last else empty).stride()
 
 
 def copy_into(target: Tree, source: Tree) -> None:
-    """Write a value into rows."""
+    """Copy a value into rows."""
     copy_pairs(pairs(target, source))
 
 
 def copy_pairs(both: Iterable[tuple[Tensor, Any]]) -> None:
-    """Write into each tensor what belongs there: a number, or a tensor, all of one type at once."""
+    """Copy into each tensor the number or tensor beside it; tensors of equal types in one operation."""
     into: list[Tensor] = []
     of: list[Tensor] = []
     for there, here in both:
@@ -158,12 +158,12 @@ def copy_pairs(both: Iterable[tuple[Tensor, Any]]) -> None:
 
 
 def is_there(home: Tensor, value: Tensor) -> bool:
-    """Whether a value lies in its home already."""
+    """Whether a tensor lies at this place already."""
     return value.data_ptr() == home.data_ptr() and value.stride() == home.stride()
 
 
 def pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Any]]:
-    """Each tensor of the target with what belongs there; where both are rows of one order, the rows themselves."""
+    """Yield each tensor of the target with its source; if both are rows with the same positions, whole rows."""
     if isinstance(target, Rows) and isinstance(source, Rows) and source.positions == target.positions:
         yield from ((row, source.rows[dtype]) for dtype, row in target.rows.items())
     elif isinstance(target, dict):

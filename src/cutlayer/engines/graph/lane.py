@@ -1,4 +1,4 @@
-"""A lane runs the chains of one client at a time, in rows of memory that never move."""
+"""Lanes: each runs the chains of one client at a time, in rows of memory that never move."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import CutlayerError
 
 log = logging.getLogger("cutlayer")
-# Plays of a chain in all lanes before it is compiled. That takes up to a minute, which short runs never get back; a
-# chain that has come so often is one of a long run, and by then has lost a few seconds.
+# Replays of a chain in all lanes before it is compiled. Compiling takes up to a minute, which a short run never gains
+# back; a chain with so many replays belongs to a long run, and waiting has cost that run only a few seconds.
 COMPILE_AFTER = 10_000
 
 
 class NotKept(CutlayerError):
-    """A value was asked for that the recording of its chain did not keep; from now on it does."""
+    """A value is read that the recording of its chain did not keep; from now on it is kept."""
 
 
 class LastingPull:
@@ -39,7 +39,7 @@ class LastingPull:
     def __call__(self, gradient: Tensor) -> Grads:
         assert self.current is not None
         found = self.current(gradient, again=True)
-        return found._replace(buffers=tree.owned(found.buffers))  # the next replay writes them again
+        return found._replace(buffers=tree.owned(found.buffers))  # the next replay overwrites them
 
 
 class Reading(NamedTuple):
@@ -47,54 +47,54 @@ class Reading(NamedTuple):
 
     slot: int
     value: Value
-    home: int | None  # the bank of rows that a recording reads it from; a pullback has none
+    home: int | None  # the bank that a recording reads it from; None for a pullback
 
     @property
     def comes(self) -> bool:
-        """Whether it lies elsewhere and has to be copied there."""
+        """Whether it lies elsewhere and must be copied into its row."""
         return self.home is not None and self.value.home is None
 
 
 class Out(NamedTuple):
-    """A value that a chain makes and somebody holds."""
+    """A result of a chain that somebody holds."""
 
     number: int  # among the values that the chain makes
     slot: int
     form: Form
-    home: int | None = None  # the bank of rows that a recording leaves it in, if it is to keep it
+    home: int | None = None  # the bank that a recording writes it to; None if it is not kept
 
 
 class Recording(NamedTuple):
     """A chain that can be replayed."""
 
     replay: Callable[[], None]
-    outs: Mapping[int, Tree]  # where it leaves what it makes, by number
+    outs: Mapping[int, Tree]  # where it leaves its results, by number
 
 
 @dataclass(eq=False)
 class ChainHistory:
     """What is known of a chain from all lanes together."""
 
-    first: int  # the first flush that had it
-    used: set[int] = field(default_factory=set)  # which of its values were read later
-    played: int = 0  # how often it was run from a recording
+    first: int  # the flush in which it first ran
+    used: set[int] = field(default_factory=set)  # the numbers of the results that were read later
+    played: int = 0  # how often it was replayed
     compiles: bool = True
     refused: str | None = None  # why it cannot be recorded
 
 
 @dataclass
 class Book:
-    """What all lanes know: memory, and what earlier chains have taught."""
+    """What all lanes share: memory, and the history of chains."""
 
     recorder: Again
     lanes: int
     banks: dict[tuple[Any, Form], Memory] = field(default_factory=dict)
-    chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by what they compute
+    chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by operations and forms of inputs
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
-    crowded: bool = False  # some clients share a lane
-    keeps_all: bool = False  # whatever somebody holds, where what is read later is too hard to foresee
-    compiles_at_once: bool = False  # chains are not recorded as they are before
+    crowded: bool = False  # whether some clients share a lane
+    keeps_all: bool = False  # recordings keep every result that somebody holds, not only those read before
+    compiles_at_once: bool = False  # the first recording of a chain is compiled already
 
     def bank(self, number: Any, form: Form) -> Memory:
         """Return the bank of this number for values of a form: for each type a matrix, with a row for each lane."""
@@ -111,7 +111,7 @@ class Book:
         return {dtype: matrix[lane] for dtype, matrix in self.bank(number, form).items()}
 
     def chain(self, queue: ClientQueue, reads: Sequence[Value]) -> ChainHistory | None:
-        """The chain that waits in a queue; None if it cannot come again, as it needs a passing pullback."""
+        """Return the history of a queue's chain; None if it cannot recur, as it reads a pullback that does not last."""
         if any(v.form.is_pullback and not isinstance(v.tree, LastingPull) for v in reads):
             return None
         found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
@@ -119,7 +119,7 @@ class Book:
         return self.chains.setdefault(name, ChainHistory(self.flush))
 
     def read(self, value: Value) -> Tree:
-        """A value that is needed after its chain has run."""
+        """Return a value after its chain has run, and note that it is read."""
         if value.origin is not None:
             chain, number = value.origin
             chain.used.add(number)
@@ -132,7 +132,7 @@ class Book:
 
 
 class Lane:
-    """Where the chains of one client at a time are recorded and replayed."""
+    """Records and replays the chains of one client at a time."""
 
     def __init__(self, number: int, book: Book) -> None:
         self.number, self.book = number, book
@@ -146,7 +146,7 @@ class Lane:
         return self._homes[number, form]
 
     def run(self, queue: ClientQueue) -> None:
-        """Run what waits in a queue; afterwards the queue has the values of the slots that somebody holds."""
+        """Run the chain of a queue; afterwards the queue has the values of the slots that somebody holds."""
         queue.collect()
         for slot in queue.reads:
             self.book.read(queue.values[slot])
@@ -160,7 +160,7 @@ class Lane:
         queue.begin()
 
     def _run(self, queue: ClientQueue, outs: Sequence[Out], others: Mapping[int, Value]) -> dict[int, Value]:
-        """By slot, what the chain makes that somebody holds, and those of the others that moved into rows for it."""
+        """Return, by slot, the results that somebody holds, and the other values that moved into rows for the chain."""
         reads = self._readings(queue, others)
         chain = self.book.chain(queue, [r.value for r in reads])
         coming = {r.slot: r.home for r in reads if r.comes and r.slot in others}
@@ -177,7 +177,7 @@ class Lane:
         }
 
     def _readings(self, queue: ClientQueue, others: Mapping[int, Value]) -> list[Reading]:
-        """What the chain reads; values that come from elsewhere go to the first rows that hold nothing of use."""
+        """Return what the chain reads; values that lie elsewhere get the first free rows."""
         reads = {slot: queue.values[slot] for slot in queue.reads}
         taken = {(v.form, v.home) for v in (*others.values(), *reads.values())}
 
@@ -200,15 +200,15 @@ class Lane:
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
-        """A tensor that does not lie in memory that will be written again."""
+        """Return a tensor that no later chain overwrites: a copy if it lies in static memory."""
         return a.clone() if self.book.is_static(a) else a
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
     def _with_homes(self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]) -> list[Out]:
-        """Give results that are known to be read later the first rows whose values nobody holds any more.
+        """Assign the first free rows to the results that are read later; rows are free if nobody holds their value.
 
-        What the chain reads may lie there: results are written when everything has been read.
+        The chain's own inputs may lie there: results are written after everything has been read.
         """
         used = () if chain is None else chain.used
         taken = {(v.form, v.home) for v in others.values()}
@@ -223,12 +223,12 @@ class Lane:
     def _recording(
         self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], outs: Sequence[Out]
     ) -> Recording | None:
-        """The chain's recording, if it is known well enough to have one."""
+        """Return the recording of a chain; None if the chain is new or cannot be recorded."""
         if chain is None or chain.refused is not None or chain.first == self.book.flush:
             return None
         kept = [o for o in outs if o.home is not None]
         if self.book.crowded and any(o.form.is_pullback for o in kept):
-            return None  # a pullback cannot move out when the lane's next client comes
+            return None  # a pullback cannot move out for the lane's next client
         chain.played += 1
         compiled = chain.compiles and (self.book.compiles_at_once or chain.played > COMPILE_AFTER)
         key = chain, tuple(r.home for r in reads), tuple((o.number, o.home) for o in kept), compiled
@@ -237,7 +237,7 @@ class Lane:
             return known
         try:
             made = self._record(key, queue, reads, kept, compiled)
-        except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
+        except Exception as error:  # numbers are tensors in a recording, and functions can fail on that in many ways
             if out_of_memory(error):
                 raise  # the chain is not to blame
             why = f"{type(error).__name__}: {reason(error)}"
@@ -245,10 +245,10 @@ class Lane:
                 chain.refused = why
                 return None
             chain.compiles = False
-            log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
+            log.warning("engine graph: a chain is recorded without compiling it, and so slower (%s)", why)
             return self._recording(queue, chain, reads, outs)
         self.recordings[key] = made
-        self.recordings.pop((*key[:-1], not compiled), None)  # the one before it was compiled
+        self.recordings.pop((*key[:-1], not compiled), None)  # the uncompiled one
         return made
 
     def _record(
@@ -261,8 +261,8 @@ class Lane:
         common = {n: loan.tree for n, loan in queue.common.items()}
         read = [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
         inputs = Inputs(read, externals, common)
-        self._fill(reads, queue)  # the trial computes with true values
-        in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains by it
+        self._fill(reads, queue)  # the trial computes with real values
+        in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains from it
 
         def body() -> None:
             made = executed(operations, inputs, frozenset(pulls), in_place)
@@ -278,7 +278,7 @@ class Lane:
         return Recording(replay, {**rows, **pulls})
 
     def _fill(self, reads: Sequence[Reading], queue: ClientQueue) -> None:
-        """What a chain reads and takes, into the rows where its recording looks for them."""
+        """Copy the inputs of a chain into the rows that its recording reads."""
         for read in reads:
             if read.comes:
                 copy_into(self.home(read.home, read.value.form), read.value.tree)
@@ -290,9 +290,9 @@ class Lane:
                 copy_into(self.home(("external", k), form), given)
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
-        """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
+        """Write results into their rows; inputs that pass through are cloned first, as their rows may be written."""
         if any(a.device != self.book.recorder.device for _, value in made for a in tree.tensors(value)):
-            raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
+            raise RuntimeError("a result is not on the GPU, and a recording cannot copy it there")
         copies = []
         for home, value in made:
             for there, here in pairs(home, value):
@@ -303,21 +303,21 @@ class Lane:
     # -- turns ------------------------------------------------------------------------------------------------------
 
     def _move_in(self, queue: ClientQueue) -> None:
-        """The values of the client that was here before move out of the rows."""
+        """Move the values of the lane's last client out of the rows, if this is another client."""
         before, self.occupant = self.occupant, queue
         if before is None or before is queue:
             return
         before.collect()
         with self.book.recorder.on(self.number):
             for slot, value in before.values.items():
-                needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
+                needed = slot in before.forms or slot in before.reads  # held, or read by a waiting chain
                 if needed and value.home is not None and not value.form.is_pullback:  # which keeps memory of its own
                     before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
 
 
 @contextmanager
 def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
-    """Afterwards these rows hold what they held before."""
+    """Restore these rows afterwards."""
     before = [(home, tree.owned(home)) for home in homes]
     try:
         yield
@@ -327,14 +327,14 @@ def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
 
 
 def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
-    """The first bank of rows for values of a form that is not taken; it is from now on."""
+    """Return the first bank for values of a form that is not taken, and take it."""
     home = next(n for n in range(len(taken) + 1) if (form, n) not in taken)
     taken.add((form, home))
     return home
 
 
 def with_plain_numbers(form: Form, value: Tree) -> Tree:
-    """The value with plain numbers where its form has them; the host waits for those."""
+    """Return the value with plain numbers where its form has them; the host waits for those."""
     if not any(type(a) in NUMBERS for a in tree.leaves(form.bare)):
         return value
     return tree.map(lambda a, bare: a.item() if type(bare) in NUMBERS else a, value, form.bare)

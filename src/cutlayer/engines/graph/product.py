@@ -1,4 +1,4 @@
-"""Weighted sums over clients whose values lie in the rows of banks: one product for each type of number."""
+"""Weighted sums over clients whose values lie in rows: one matrix-vector product for each dtype."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -11,19 +11,19 @@ from cutlayer.core.transfer import upload
 from cutlayer.engines.graph.forms import Form, Memory, Path
 from cutlayer.engines.graph.lane import Book
 
-Bank = tuple[int, Form]  # names a bank
+Bank = tuple[int, Form]  # the number and the form that name a bank
 
 
 def is_summable(form: Form, largest_integers: bool) -> bool:
-    """Whether a product of rows is what the sum of such values should be."""
+    """Whether a product of rows gives the sum of such values."""
     only_tensors = all(isinstance(leaf, Tensor) for leaf in tree.leaves(form.bare))
     return only_tensors and (largest_integers or all(d.is_floating_point for d in form.layout.sizes))
 
 
 def write_sum(banks: Mapping[Bank, list[tuple[int, float]]], form: Form, path: Path, book: Book, into: Memory) -> None:
-    """Write the weighted sum of the fields at this path, which have this form; of integers the largest.
+    """Write the weighted sum of the fields at this path, which have this form; of integers, write the largest.
 
-    The values lie in the rows of these banks: each one's lane and weight.
+    `banks` has the lane and the weight of every value, by the bank that it lies in.
     """
     for dtype, total in into.items():
         for k, (bank, members) in enumerate(banks.items()):
@@ -43,7 +43,7 @@ def _add(total: Tensor, rows: Tensor, weights: Sequence[float], *, first: bool) 
 
 
 def _rows(matrix: Tensor, lanes: list[int]) -> Tensor:
-    """The rows of these lanes; neighbours without a copy."""
+    """Return the rows of these lanes, as a view if they are adjacent."""
     if lanes == list(range(lanes[0], lanes[0] + len(lanes))):
         return matrix[lanes[0] : lanes[0] + len(lanes)]
     return matrix.index_select(0, upload(lanes, torch.int64, matrix.device))

@@ -12,9 +12,9 @@ from cutlayer.engines.out_of_memory import out_of_memory, release
 
 Body = Callable[[], None]
 Trial = Callable[[], object]
-STREAMS = 10  # chains that run at a time; beyond that a GPU gains nothing
+STREAMS = 10  # chains that run at the same time; more streams are no faster
 
-# CUDA looks here when it starts. Streams beyond its usual 8 queues would wait for each other.
+# CUDA reads this when it starts. With its default of 8 hardware queues, some of the streams would share one and wait.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
@@ -58,10 +58,10 @@ class Cuda(Again):
         super().__init__(device)
         self._streams = streams or [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._pools = [torch.cuda.graph_pool_handle() for _ in self._streams]
-        self._tried: set[tuple[int, Hashable]] = set()  # what has run on which stream
+        self._tried: set[tuple[int, Hashable]] = set()  # the trials that have run, by stream
 
     def fresh(self) -> "Cuda":
-        return type(self)(self.device, self._streams)  # for which libraries have workspaces already
+        return type(self)(self.device, self._streams)  # libraries have workspaces for these streams already
 
     def on(self, lane: int) -> Any:
         return torch.cuda.stream(self._streams[lane % len(self._streams)])
@@ -75,7 +75,7 @@ class Cuda(Again):
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-            release()  # of what trials left behind, which a capture cannot take
+            release()  # memory that trials left in the cache, which a capture cannot use
             return self._captured(number, body, apart)
 
     def _captured(self, stream: int, body: Body, apart: bool) -> Body:
@@ -86,7 +86,7 @@ class Cuda(Again):
         try:
             body()
         except BaseException:
-            with suppress(RuntimeError):  # which would only tell that there was an error
+            with suppress(RuntimeError):  # it only repeats that there was an error
                 graph.capture_end()
             if not apart:
                 self._pools[stream] = torch.cuda.graph_pool_handle()  # the old one may be half open
@@ -95,10 +95,10 @@ class Cuda(Again):
         return graph.replay
 
     def _try(self, stream: int, what: Hashable, trial: Trial) -> None:
-        """Once on every stream, as libraries keep workspaces for each: other lanes compute the same elsewhere."""
+        """Run the trial once on each stream, as libraries allocate a workspace for each."""
         if (stream, what) in self._tried:
             return
-        trial()  # compiles what is to be compiled
+        trial()  # compiles functions, if they are to be compiled
         with _no_waiting():
             trial()
         self._tried.add((stream, what))
@@ -119,7 +119,7 @@ class Cuda(Again):
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Inside, what makes the host wait for the GPU is an error: a recording cannot hold it."""
+    """Inside, raise an error if the host would wait for the GPU: a recording cannot contain that."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

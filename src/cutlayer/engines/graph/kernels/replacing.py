@@ -1,4 +1,4 @@
-"""Where a traced function normalises batches of images, with a sum and a ReLU after it, one operation does it all."""
+"""Replace batch normalisation of images in a traced function, with the sum and the ReLU after it, by one operation."""
 
 from operator import getitem
 from typing import Any
@@ -16,7 +16,7 @@ SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 
 
 def with_own_norms(traced: GraphModule) -> GraphModule:
-    """The same function, changed in place, with this package's normalisation wherever that can be."""
+    """Rewrite the function in place, with this package's normalisation wherever it fits."""
     graph = traced.graph
     for node in list(graph.nodes):
         if node.target is NORM and _fits(node):
@@ -26,7 +26,7 @@ def with_own_norms(traced: GraphModule) -> GraphModule:
 
 
 def _fits(node: Node) -> bool:
-    """Whether this is a normalisation of images with the batch's own statistics and with all that such a layer has."""
+    """Whether this normalises images by the batch's own statistics, with weight, bias and running statistics."""
     x, *per_channel, training, _momentum, _eps, _cudnn = node.args
     values = [_value(a) for a in (x, *per_channel)]
     if not training or any(value is None for value in values):
@@ -45,18 +45,18 @@ def _lies_channels_last(value: Tensor) -> bool:
 
 
 def _value(node: Any) -> Any:
-    """A tensor of the form that this one has when the function runs."""
+    """Return the tensor that a node had in the trace, which has its type, shape and strides."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, Tensor) else None
 
 
 def _is_followed_by(node: Node, targets: tuple[Any, ...]) -> bool:
-    """Whether one of these is next and alone reads the node: then nobody can tell that both are computed at once."""
+    """Whether one of these comes next and is the only reader of the node, so that both can be one operation."""
     return node.next.target in targets and list(node.users) == [node.next]
 
 
 def _added(norm: Node) -> Node | None:
-    """Return what is added to the norm next, if it has the same form; in place only the norm may be changed."""
+    """Return what the next node adds to the norm, if it has the same form; in place, only the norm may be changed."""
     total = norm.next
     if not _is_followed_by(norm, SUMS) or total.kwargs:
         return None
@@ -71,7 +71,7 @@ def _added(norm: Node) -> Node | None:
 
 
 def _replace(graph: Graph, norm: Node) -> None:
-    """Put one operation in place of the norm, the sum that may follow it, and the ReLU that may follow these."""
+    """Replace the norm, and the sum and the ReLU that may follow it, by one operation."""
     residual = _added(norm)
     links = [norm] if residual is None else [norm, norm.next]
     if relu := _is_followed_by(links[-1], RELUS):
@@ -92,10 +92,10 @@ def _replace(graph: Graph, norm: Node) -> None:
 
 
 def _renew(graph: Graph, old: Node, new: Node, made: Node) -> None:
-    """Let the new running value be seen wherever the old one was to change."""
+    """Use the new running value wherever the norm would have changed the old one in place."""
     new.meta = dict(old.meta)
     others = [user for user in old.users if user is not made]
-    if old.target is _aten.clone.default and all(made < user for user in others):  # nobody else sees this memory
+    if old.target is _aten.clone.default and all(made < user for user in others):  # nothing else reads this memory
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not made)
     else:
         graph.call_function(_aten.copy_.default, (old, new))
