@@ -52,18 +52,15 @@ class Local:
         return Remembering(self.kept.at(ids), self.engine)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Remembering:
     """The values that some clients keep; the engine computes a value before it is kept."""
 
     kept: Recall
     engine: Engine
 
-    def versions(self, name: str) -> dict[int, int]:
-        return self.kept.versions(name)
-
-    def recall(self, name: str) -> PerClient:
-        return self.kept.recall(name)
+    def __post_init__(self) -> None:
+        self.versions, self.recall = self.kept.versions, self.kept.recall
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
         blocks = [b._replace(tree=self.engine.real(b.tree)) for b in value.blocks]

@@ -8,7 +8,6 @@ memory that libraries allocate outside torch (MKL, oneDNN, the CUDA context), no
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,24 +56,18 @@ def _cuda_peak(work: Callable[[], Any], device: torch.device) -> int:
 
 def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
     """Return the allocations and releases of torch's CPU allocator during the work, in order."""
-    with _quiet_profiler(), profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
-        work()
+    was_set = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr that it starts and stops
+    try:
+        with profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
+            work()
+    finally:
+        if not was_set:
+            del os.environ["KINETO_LOG_LEVEL"]
     events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == ALLOCATION]
     events.sort(key=lambda e: e.start_time_ns)
     fields = [e.extra_fields for e in events]
     return [(f.ptr, f.alloc_size) for f in fields if f.device.type == "cpu"]
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Keep the profiler from writing to stderr that it starts and stops."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = before or "99"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]
 
 
 def _all(events: list[Any]) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """The engine `graph`: record chains of operations once, and replay them for every client and step."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -304,10 +305,8 @@ class Graph(ByClient):
             # Drop the queues of clients whose values nobody holds: these clients may never come back.
             self._queues = {j: q for j, q in self._queues.items() if q is queue or self._is_busy(q)}
             self._assigned = {j: i for j, i in self._assigned.items() if j in self._queues}
-            load = [0] * len(self._lanes)
-            for i in self._assigned.values():
-                load[i] += 1
-            self._assigned[queue.client] = load.index(min(load))
+            load = Counter(self._assigned.values())
+            self._assigned[queue.client] = min(range(self.slots), key=lambda i: load[i])
             self._book.crowded = len(set(self._assigned.values())) < len(self._assigned)
         return self._assigned[queue.client]
 

@@ -127,9 +127,6 @@ class Book:
             raise NotKept("a recording did not keep a value that is read later")
         return value.tree
 
-    def is_static(self, a: Tensor) -> bool:
-        return a.untyped_storage().data_ptr() in self.addresses
-
 
 class Lane:
     """Records and replays the chains of one client at a time."""
@@ -200,8 +197,8 @@ class Lane:
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
-        """Return a tensor that no later chain overwrites: a copy if it lies in static memory."""
-        return a.clone() if self.book.is_static(a) else a
+        """Return a tensor that no later chain overwrites: a copy if it lies in a row or buffer."""
+        return a.clone() if a.untyped_storage().data_ptr() in self.book.addresses else a
 
     # -- recordings -------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ def overwritable(chain: Sequence[Operation], inputs: Inputs, homes: Mapping[int,
     """
     ran = list(running(chain, inputs, frozenset(), {}))
     reads = _reads(ran)
-    made = {own.first + k: value for own in ran for k, value in enumerate(own.made)}
+    made = [value for own in ran for value in own.made]
     found = {}
     for place, own in enumerate(ran):
         if own.first in homes and form_in_place(own.operation) is not None:
