@@ -128,23 +128,20 @@ class Graph(ByClient):
         blocks_of = homes(values)
         for group, blocks in aligned(values, ids):
             if any(b.stacked or _own(b.tree) for b in blocks):
-                refs = self._each("call", fn, blocks_of, group, None)
-                made += one_by_one({j: _handed(ref) for j, (ref,) in refs.items()})
+                made += self._each("call", fn, blocks_of, group, None)
             else:  # the same for all of them, so computed once
                 made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
         return made
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        made = self._each("vjp", fn, homes(values), ids, cut)
-        return one_by_one({j: (out, Pullback(pull, (j,))) for j, (out, pull) in made.items()})  # type: ignore[arg-type]
+        return self._each("vjp", fn, homes(values), ids, cut)
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return one_by_one({j: ref for j, (ref,) in self._each("grad", fn, homes(values), ids, cut).items()})
+        return self._each("grad", fn, homes(values), ids, cut)
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         bare = PerClient(pullbacks.place, [b._replace(tree=b.tree.pull) for b in pullbacks.blocks], pullbacks.ids)
-        made = self._each("pull", None, homes([bare, gradient]), pullbacks.ids, None)
-        return one_by_one({j: ref for j, (ref,) in made.items()})
+        return self._each("pull", None, homes([bare, gradient]), pullbacks.ids, None)
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
         """Call fn; if values are still in clients' queues, the call joins the chain of the last such client."""
@@ -173,15 +170,16 @@ class Graph(ByClient):
 
     def _each(
         self, how: str, fn: Any, blocks_of: Sequence[Mapping[int, Block]], ids: Ids, cut: int | None
-    ) -> dict[int, list[Promise]]:
+    ) -> list[Block]:
         """Add an operation to the chain of each client, with the client's own arguments."""
-        made = {}
+        made: dict[int, Tree] = {}
         for j in ids:
             blocks = [home[j] for home in blocks_of]
             arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
             queue = self._queues.get(j) or ClientQueue(j)  # a new one is kept once something is in it
-            made[j] = self._operation(how, fn, arguments, queue, cut)
-        return made
+            first, *pull = self._operation(how, fn, arguments, queue, cut)
+            made[j] = (first, Pullback(pull[0], (j,))) if pull else _handed(first)  # type: ignore[arg-type]
+        return one_by_one(made)
 
     def _operation(
         self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: ClientQueue, cut: int | None

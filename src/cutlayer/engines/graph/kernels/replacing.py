@@ -95,7 +95,7 @@ def _renew(graph: Graph, old: Node, new: Node, made: Node) -> None:
     """Use the new running value wherever the norm would have changed the old one in place."""
     new.meta = dict(old.meta)
     others = [user for user in old.users if user is not made]
-    if old.target is _aten.clone.default and all(made < user for user in others):  # nothing else reads this memory
+    if old.target is _aten.clone.default and all(made < user for user in others):  # a copy that only this function sees
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not made)
     else:
         graph.call_function(_aten.copy_.default, (old, new))
