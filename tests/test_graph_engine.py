@@ -105,7 +105,7 @@ def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.Log
             assert not sim.backend.engine.refused  # the chains are not to blame
     must_agree(*outcomes, TOLERANCE[torch.float64])
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
-    assert "memory is too short for 5 clients at a time; the round is played again with 2" in caplog.text
+    assert "memory is too short for 5 clients at a time; retrying the round with 2" in caplog.text
 
 
 def test_the_engine_that_took_too_much_memory_is_gone() -> None:

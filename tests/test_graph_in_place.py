@@ -16,7 +16,7 @@ from cutlayer.engines.graph.compiling import Compiled, compiling
 from cutlayer.engines.graph.execute import Inputs, executed
 from cutlayer.engines.graph.in_place import in_place, step_in_place
 from cutlayer.engines.graph.overwriting import overwritable
-from cutlayer.engines.graph.queue import Made, Operation, Read, Same
+from cutlayer.engines.graph.queue import Argument, Operation, Same
 
 
 class Adder:
@@ -47,7 +47,7 @@ def square(value: Tensor, other: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 ADDER = Adder()
-OLD, OTHER = Read(0, ()), Read(1, ())
+OLD, OTHER = Argument("reads", 0), Argument("reads", 1)
 
 
 def called(fn: Any, *args: Any) -> Operation:
@@ -63,8 +63,8 @@ def found(*chain: Operation, kept: int = 0, others: tuple[int, ...] = ()) -> lis
 
 def test_a_result_lands_where_its_last_reader_is_the_command_itself() -> None:
     assert found(called(ADDER.add, OLD, OTHER)) == [0]
-    assert found(called(double, OLD), called(ADDER.add, OLD, Made(0, ())), kept=1) == [1]
-    assert found(called(ADDER.add, OLD, OTHER), called(double, Made(0, ())), called(double, OTHER)) == [0]
+    assert found(called(double, OLD), called(ADDER.add, OLD, Argument("made", 0)), kept=1) == [1]
+    assert found(called(ADDER.add, OLD, OTHER), called(double, Argument("made", 0)), called(double, OTHER)) == [0]
 
 
 def test_only_functions_that_can_write_do() -> None:
@@ -74,7 +74,7 @@ def test_only_functions_that_can_write_do() -> None:
 
 def test_nothing_lands_on_what_a_later_command_reads() -> None:
     assert found(called(ADDER.add, OLD, OTHER), called(double, OLD)) == []
-    assert found(called(itself, OLD), called(ADDER.add, OLD, OTHER), called(double, Made(0, ())), kept=1) == []
+    assert found(called(itself, OLD), called(ADDER.add, OLD, OTHER), called(double, Argument("made", 0)), kept=1) == []
 
 
 def test_nothing_lands_on_what_leaves_the_chain_as_it_was() -> None:
@@ -97,13 +97,13 @@ def keep_in_place(keeper: Keeper, value: Tensor, more: Tensor, home: Any) -> tup
 
 def test_nothing_lands_on_what_the_result_itself_hands_on() -> None:
     home = laid_out((torch.arange(4.0), torch.ones(4)))
-    operation = called(Keeper().add, Read(0, (0,)), Read(0, (1,)))
+    operation = called(Keeper().add, Argument("reads", 0, (0,)), Argument("reads", 0, (1,)))
     assert overwritable([operation], Inputs([home], [], {}), {0: home}) == {}
 
 
 def test_nothing_lands_on_what_a_pullback_still_needs() -> None:
     forward = Operation("vjp", Same(square), (OTHER, OLD), 0)
-    pull = Operation("pull", Same(None), (Made(1, ()), OTHER), None)
+    pull = Operation("pull", Same(None), (Argument("made", 1), OTHER), None)
     add = called(ADDER.add, OLD, OTHER)
     assert found(forward, pull, add, kept=3) == [3]
     assert found(forward, add, pull, kept=2) == []
@@ -111,7 +111,7 @@ def test_nothing_lands_on_what_a_pullback_still_needs() -> None:
 
 def test_what_lands_is_what_would_have_been_stored() -> None:
     old, other = laid_out(torch.arange(4.0)), laid_out(torch.ones(4))
-    chain = called(ADDER.add, OLD, OTHER), called(double, Made(0, ()))
+    chain = called(ADDER.add, OLD, OTHER), called(double, Argument("made", 0))
     made = executed(chain, Inputs([old, other], [], {}), homes={0: old})
     assert made[0] is old and old.tolist() == [1.0, 2.0, 3.0, 4.0] and made[1].tolist() == [2.0, 4.0, 6.0, 8.0]
 

@@ -19,20 +19,9 @@ from cutlayer.core import tree
 from cutlayer.core.state import Model
 from cutlayer.core.values import Block, PerClient
 from cutlayer.engines.graph.engine import Graph
-from cutlayer.engines.graph.forms import Form, Forms, Layout, copy_into, follow, stretches
+from cutlayer.engines.graph.forms import Form, Forms, Layout, copy_into, follow
 from cutlayer.engines.graph.lane import Lane, with_plain_numbers
-from cutlayer.engines.graph.queue import (
-    ClientQueue,
-    Common,
-    External,
-    Literal,
-    Made,
-    Operation,
-    Promise,
-    Read,
-    Shared,
-    name_of,
-)
+from cutlayer.engines.graph.queue import Argument, ClientQueue, Literal, Operation, Promise, Shared, name_of
 from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.loop import Loop
 from cutlayer.meters.ledger import Ledger
@@ -76,7 +65,7 @@ def test_where_a_field_lies_in_the_rows_of_a_value() -> None:
         inner: Form = form
         for name in path:
             inner = inner.field(name)
-        found = stretches(form, inner, path)
+        found = form.stretches(inner, path)
         assert found is not None
         own = {s.dtype: memory[s.dtype][s.start : s.start + s.size] for s in found}
         must_be(with_plain_numbers(inner, inner.layout.of(own)), follow(part, path))
@@ -130,18 +119,20 @@ def test_a_chain_names_what_it_reads_and_makes_by_their_order() -> None:
 
     start = queue.promise(form)
     one, last = step(start)
-    assert one[0].args == (Read(0, ("params",)), External(0), External(0), Literal(int, 2))
-    assert one[1].args == (Made(0, ()),)
+    assert one[0].args == (
+        Argument("reads", 0, ("params",)),
+        Argument("externals", 0),
+        Argument("externals", 0),
+        Literal(int, 2),
+    )
+    assert one[1].args == (Argument("made", 0),)
     two, _ = step(last)
     assert two == one and last.held.slot != start.held.slot
 
 
 def test_arguments_of_different_kinds_are_never_equal() -> None:
     kinds = (
-        Read(1, ()),
-        Made(1, ()),
-        Common(1, ()),
-        External(1),
+        *(Argument(source, 1) for source in ("reads", "made", "common", "externals")),
         Literal(int, 1),
         Literal(float, 1.0),
         Literal(bool, True),

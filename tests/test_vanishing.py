@@ -44,7 +44,7 @@ class Deserted(Exception):
     """Nobody is left."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Leaky(Local):
     """Clients of which some are lost: at a given wait of the round, or just after their answer to the one before."""
 

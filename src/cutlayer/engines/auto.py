@@ -1,14 +1,15 @@
-"""Which engine a run computes on: the one that it names, or one chosen by a rule.
+"""Choose the engine of a run: the one that it names, or one by a rule.
 
-The rule depends on the model, the batch, the cohort and the device, and not on the method, so all methods of a
-comparison run alike. It never measures time: engines agree only to rounding, which training enlarges, so the same
-command must choose the same engine. `bench/engine_rule.py` measures how near the rule is to the faster engine.
+The rule looks at the model, the batch, the number of clients and the device, but not at the method, so all methods of a
+comparison run alike. It never measures time: engines agree only to rounding, which training amplifies, so the same
+command must choose the same engine. `bench/engine_rule.py` measures how close the rule comes to the faster engine.
 """
 
 import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,18 +31,18 @@ from cutlayer.errors import ConfigError
 from cutlayer.split import Split
 
 log = logging.getLogger("cutlayer")
-MOST_STACKED = 32e6  # FLOPs of a client's forward pass over one batch, up to which stacking clients pays on a CPU
+MOST_STACKED = 32e6  # FLOPs of a client's forward pass over a batch up to which stacking clients pays off on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetting:
-    """What an engine is chosen and made for."""
+    """The run that an engine is chosen for."""
 
     split: Split
-    like: Arrays  # a few samples: what all of them look like
+    like: Arrays  # a few samples that show what all of them look like
     batch: int
     clients: int  # that take part in a round
-    chunk: int | None = None
+    chunk: int | None = None  # the most clients that are computed at a time
 
     @property
     def device(self) -> torch.device:
@@ -50,18 +51,18 @@ class EngineSetting:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Clients that are not in this process: the module and the name of the backend that reaches them."""
+    """Names the backend of clients in other processes, by module and class."""
 
     module: str
     name: str
 
     def __call__(self) -> Any:
-        """The class of the backend."""
+        """Import the class of the backend."""
         return getattr(importlib.import_module(self.module), self.name)
 
 
 def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
-    """The engine to compute on; one that is no name is taken as it is."""
+    """Return the engine of this name; an engine itself is returned unchanged."""
     if not isinstance(engine, str):
         return engine
     make = registry.find("engine", ENGINES, engine)
@@ -71,83 +72,53 @@ def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
 
 
 def chosen_for_servers(engine: str | Engine, setting: EngineSetting) -> Engine:
-    """The engine of servers whose clients are elsewhere: auto takes them one by one on a CPU."""
+    """Return the engine of servers with remote clients; on a CPU, auto is loop."""
     return Loop() if engine == "auto" and setting.device.type == "cpu" else chosen(engine, setting)
 
 
-def _auto(setting: EngineSetting) -> Engine:
+def _made(name: str, setting: EngineSetting) -> Engine:
+    """Make the engine of this name, or log why another one takes its place."""
     on_gpu = setting.device.type == "cuda"
-    if setting.split.random:
-        return _random("graph cannot record" if on_gpu else "vmap cannot stack")
-    name, why = ("graph", "the data are on a GPU") if on_gpu else rule(setting)
-    log.info("engine auto: %s; %s", name, why)
-    return {"loop": _loop, "vmap": _stacked, "graph": _recorded}[name](setting)
-
-
-def _loop(setting: EngineSetting) -> Engine:
-    return Loop()
-
-
-def _vmap(setting: EngineSetting) -> Engine:
-    if setting.split.random:
-        return _random("vmap cannot stack")
-    why_not = unstackable(setting)
-    if why_not is None:
-        return _stacked(setting)
-    log.warning("engine loop: %s", why_not)
-    return Loop()
-
-
-def _graph(setting: EngineSetting) -> Engine:
-    if setting.split.random:
-        return _random("graph cannot record")
-    if setting.device.type == "cuda":
-        return _recorded(setting)
-    log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
-    return _auto(setting)
-
-
-def _stacked(setting: EngineSetting) -> Engine:
-    return Vmap(setting.chunk)
-
-
-def _recorded(setting: EngineSetting) -> Engine:
-    return Graph(Cuda(setting.device), min(setting.chunk or setting.clients, setting.clients))
-
-
-def _random(why: str) -> Engine:
-    log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
-    return Loop()
+    if name != "loop" and setting.split.random:
+        why = "graph cannot record" if name == "graph" or (name == "auto" and on_gpu) else "vmap cannot stack"
+        log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
+        return Loop()
+    if name == "graph" and not on_gpu:
+        log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
+        name = "auto"
+    if name == "auto":
+        name, why = ("graph", "the data are on a GPU") if on_gpu else rule(setting)
+        log.info("engine auto: %s; %s", name, why)
+    elif name == "vmap" and (why_not := unstackable(setting)):
+        log.warning("engine loop: %s", why_not)
+        name = "loop"
+    if name == "graph":
+        return Graph(Cuda(setting.device), min(setting.chunk or setting.clients, setting.clients))
+    return Vmap(setting.chunk) if name == "vmap" else Loop()
 
 
 def rule(setting: EngineSetting) -> tuple[str, str]:
-    """The engine for a CPU, and why.
+    """Return the engine for a CPU, and why.
 
-    Stacking saves the overhead of calling each layer for each client. But convolutions become grouped ones, products
-    become batched ones, and every client's copy of the weights passes through the cache: with large layers that costs
-    more than the overhead saved.
+    Stacking saves the overhead of calling each layer for each client. But convolutions become grouped, matrix products
+    become batched, and every client's copy of the weights passes through the cache. With large layers that costs more
+    than the saved overhead.
     """
-    work = setting.batch * forward_flops(setting.split, setting.like)
     if setting.clients == 1:
         return "loop", "there is one client"
+    with FlopCounterMode(display=False) as counter:
+        setting.split.predict(Model.joined(*setting.split.initial()), setting.like.x)
+    work = setting.batch * (counter.get_total_flops() / len(setting.like))
     found = f"a client's batch takes {work / 1e6:.1f} MFLOP forwards"
     if work > MOST_STACKED:
         return "loop", f"{found}, more than the {MOST_STACKED / 1e6:.0f} up to which stacking clients pays"
-    why_not = unstackable(setting)
-    if why_not is not None:
+    if why_not := unstackable(setting):
         return "loop", why_not
     return "vmap", f"{found}, and stacking clients pays up to {MOST_STACKED / 1e6:.0f}"
 
 
-def forward_flops(split: Split, like: Arrays) -> float:
-    """Of one sample."""
-    with FlopCounterMode(display=False) as counter:
-        split.predict(Model.joined(*split.initial()), like.x)
-    return float(counter.get_total_flops()) / len(like)
-
-
 def unstackable(setting: EngineSetting) -> str | None:
-    """Why vmap cannot stack this model: what it says to one step of two clients with these samples."""
+    """Return why vmap cannot stack this model, found by trying one step of two clients; None if it can."""
     split, like = setting.split, setting.like
 
     def loss(model: Model, x: Any, y: Tensor) -> tuple[Tensor, Tensors]:
@@ -155,7 +126,8 @@ def unstackable(setting: EngineSetting) -> str | None:
         return split.loss(out, y), buffers
 
     model, ids = Model.joined(*split.initial()), (0, 1)
-    stacked = [PerClient("clients", [Block(ids, _twice(t), stacked=True)]) for t in (like.x, like.y)]
+    twice = tree.map(lambda a: torch.stack([a, a]), (like.x, like.y))
+    stacked = [PerClient("clients", [Block(ids, value, stacked=True)]) for value in twice]
     try:
         Vmap().grad(loss, [shared("clients", ids, model), *stacked], ids, cut=None)
     except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -163,17 +135,10 @@ def unstackable(setting: EngineSetting) -> str | None:
     return None
 
 
-def _twice(value: tree.Tree) -> tree.Tree:
-    return tree.map(lambda a: torch.stack([a, a]), value)
-
-
 ENGINES: registry.Table[Callable[[EngineSetting], Engine] | Elsewhere] = registry.table(
     "ENGINES",
     {
-        "auto": _auto,
-        "loop": _loop,
-        "vmap": _vmap,
-        "graph": _graph,
+        **{name: partial(_made, name) for name in ("auto", "loop", "vmap", "graph")},
         "ray": Elsewhere("cutlayer.remote.ray.backend", "RayBackend"),
     },
 )

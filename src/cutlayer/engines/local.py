@@ -1,27 +1,32 @@
-"""Clients in this process: an engine computes them, nobody is ever lost, and what crosses stays where it is."""
+"""Clients in this process: an engine computes for them, none is ever lost, and values that cross stay in place."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlayer.core import keys
 from cutlayer.core.batches import Index, Samples, Walk
-from cutlayer.core.engine import Engine, Fn, Ids
+from cutlayer.core.engine import Engine, Ids
 from cutlayer.core.kinds import Kind, Parcel
 from cutlayer.core.memory import Keeps, Recall
 from cutlayer.core.transport import Augmentation, Brought
 from cutlayer.core.values import Block, PerClient
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Local:
     """All clients of a round, computed by one engine."""
 
     engine: Engine
     data: Samples
     kept: Keeps
-    key: int  # that the clients' own seeds are drawn from
+    key: int  # from which the clients' own seeds are derived
     augment: Augmentation | None = None
-    index: Sequence[Index] | None = None  # which samples are whose; None where all are the one client's
+    index: Sequence[Index] | None = None  # the samples of each client; None if all belong to the only client
+
+    def __post_init__(self) -> None:
+        engine = self.engine
+        self.keys, self.seeds = engine.keys, engine.seeds
+        self.call, self.vjp, self.grad, self.pull = engine.call, engine.vjp, engine.grad, engine.pull
 
     def alive(self, ids: Ids) -> Ids:
         return ids
@@ -33,27 +38,9 @@ class Local:
         x, y = self.engine.load(self.data, rows)
         return (x if self.augment is None else _augmented(x, self.augment, step_keys)), y
 
-    def keys(self, keys: Mapping[int, int]) -> PerClient:
-        return self.engine.keys(keys)
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        return self.engine.seeds(keys)
-
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
-        known = self.engine.seeds({j: keys.fold(self.key, "own", number, j) for j in ids})
+        known = self.seeds({j: keys.fold(self.key, "own", number, j) for j in ids})
         return PerClient("clients", known.blocks, known.ids)  # where no server can read them
-
-    def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
-        return self.engine.call(fn, values, ids)
-
-    def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return self.engine.vjp(fn, values, ids, cut=cut)
-
-    def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return self.engine.grad(fn, values, ids, cut=cut)
-
-    def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        return self.engine.pull(pullbacks, gradient)
 
     def down(self, kind: Kind, value: PerClient) -> list[Block]:
         return value.blocks
@@ -65,18 +52,15 @@ class Local:
         return Remembering(self.kept.at(ids), self.engine)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Remembering:
-    """What some clients keep; what they are to keep is computed first."""
+    """The values that some clients keep; the engine computes a value before it is kept."""
 
     kept: Recall
     engine: Engine
 
-    def versions(self, name: str) -> dict[int, int]:
-        return self.kept.versions(name)
-
-    def recall(self, name: str) -> PerClient:
-        return self.kept.recall(name)
+    def __post_init__(self) -> None:
+        self.versions, self.recall = self.kept.versions, self.kept.recall
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
         blocks = [b._replace(tree=self.engine.real(b.tree)) for b in value.blocks]
@@ -85,7 +69,7 @@ class Remembering:
 
 
 def _augmented(x: PerClient, augment: Augmentation, step_keys: Mapping[int, int]) -> PerClient:
-    """Each client's images changed by its own key, whoever else is stacked with it."""
+    """Augment each client's images by its own key, whichever clients are stacked with it."""
 
     def changed(block: Block) -> Block:
         stack = block.tree if block.stacked else block.tree[None]

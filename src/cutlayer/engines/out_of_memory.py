@@ -1,4 +1,4 @@
-"""When a device's memory is short."""
+"""Recognise out-of-memory errors, and free memory."""
 
 import gc
 
@@ -6,14 +6,14 @@ import torch
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device had too little memory: torch's allocator has an error for it, CUDA itself says so in words."""
+    """Whether a device ran out of memory: torch's allocator has its own error, CUDA itself only a message."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )
 
 
 def release() -> None:
-    """Give back what is held no more: recorded graphs keep their memory as long as they live."""
+    """Free memory that nothing refers to any more: a recorded graph holds its memory until it is collected."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

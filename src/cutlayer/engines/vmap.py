@@ -1,9 +1,8 @@
-"""Clients of equal shapes stacked and computed side by side with `torch.func.vmap`."""
+"""Stack clients of equal shapes and compute them side by side with `torch.func.vmap`."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.func import vmap
 
@@ -13,12 +12,12 @@ from cutlayer.core.checks import reason
 from cutlayer.core.engine import Engine, Fn, Ids
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient, aligned, shared
-from cutlayer.engines.base import AtOnce
+from cutlayer.engines.base import AtOnce, alike, load_stacked
 from cutlayer.errors import ConfigError, CutlayerError
 
 
 class Vmap(AtOnce):
-    """A block per shape, of at most `chunk` clients. What is the same for all clients is computed once."""
+    """Computes stacks of at most `chunk` clients of equal shapes. A value that all share is computed once."""
 
     name = "vmap"
 
@@ -26,32 +25,19 @@ class Vmap(AtOnce):
         self.chunk = chunk
 
     def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        x, y = [], []
-        for ids in self._alike({j: len(i) for j, i in index.items()}):
-            rows = torch.from_numpy(np.stack([index[j] for j in ids]))
-            x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
-            y.append(Block(ids, data.y[rows], stacked=True))
-        return PerClient("clients", x, index), PerClient("clients", y, index)
-
-    def _alike(self, looks: Mapping[int, Hashable]) -> list[Ids]:
-        """Clients that look alike, in groups of at most `chunk`."""
-        groups: dict[Hashable, list[int]] = {}
-        for j, look in looks.items():
-            groups.setdefault(look, []).append(j)
-        chunk = self.chunk or max(len(looks), 1)
-        return [tuple(g[k : k + chunk]) for g in groups.values() for k in range(0, len(g), chunk)]
+        return load_stacked(data, index, self.chunk)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """None: a model that draws random numbers runs on the loop engine."""
+        """Return None for each client: models that draw random numbers run on the loop engine."""
         return shared("anywhere", tuple(keys), None)
 
     def seeds(self, keys: Mapping[int, int]) -> PerClient:
         return PerClient("anywhere", [Block(tuple(keys), torch.tensor(list(keys.values())), stacked=True)])
 
     def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
-        """Values of equal shapes stacked."""
+        """Stack values of equal shapes."""
         looks = {j: (tree.signature(value), _numbers(value)) for j, value in rows.items()}
-        return [_stacked(ids, [rows[j] for j in ids]) for ids in self._alike(looks)]
+        return [_stacked(ids, [rows[j] for j in ids]) for ids in alike(looks, self.chunk)]
 
     def recover(self, error: BaseException, attempt: int) -> Engine:
         if isinstance(error, CutlayerError) or not isinstance(error, RuntimeError | NotImplementedError | ValueError):
@@ -67,7 +53,7 @@ class Vmap(AtOnce):
             return Block(ids, fn(*(b.tree for b in blocks)), stacked=False)
         if len(ids) == 1:
             return Block(ids, fn(*(b.row(ids[0]) for b in blocks)), stacked=False)
-        # Running statistics are updated in place, so each client needs its own, also where all start from the same.
+        # Running statistics are updated in place, so each client needs its own, even if all start from the same.
         wide = [b.stacked or bool(getattr(b.tree, "buffers", None)) for b in blocks]
         trees = [b.wide() if w else b.tree for b, w in zip(blocks, wide, strict=True)]
         return Block(ids, side_by_side(fn, trees, wide), stacked=True)
@@ -86,11 +72,11 @@ class Vmap(AtOnce):
         def run(*trees: Tree) -> Tree:
             return side_by_side(fn, trees, [True] * len(trees))
 
-        # Each client differentiates its own copy, also where all start from the same one.
+        # Each client differentiates with respect to its own copy, even if all start from the same one.
         return Block(ids, how(run, [b.wide() for b in blocks], cut), stacked=True)
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        """A pullback belongs to its whole group, so gradients that were made one by one are stacked again."""
+        """Run each pullback on its whole group: gradients that were made one by one are stacked first."""
         return [self._pulled(b, gradient) for b in pullbacks.blocks]
 
     def _pulled(self, block: Block, gradient: PerClient) -> Block:
@@ -101,7 +87,7 @@ class Vmap(AtOnce):
 
 
 def _numbers(value: Tree) -> Hashable:
-    """Plain numbers are the same for all clients of a stack."""
+    """Return the plain numbers of a value, which must be equal for all clients of a stack."""
     return tuple(a for a in tree.leaves(value) if not isinstance(a, torch.Tensor))
 
 
@@ -112,7 +98,7 @@ def _stacked(ids: Ids, values: list[Tree]) -> Block:
 
 
 def _together(value: PerClient, ids: Ids) -> torch.Tensor:
-    """The rows of these clients stacked; zeros for one that has vanished since."""
+    """Stack the rows of these clients, with zeros for a client that was lost since."""
     for block in value.blocks:
         if block.ids == ids:
             whole: torch.Tensor = block.wide()
@@ -123,7 +109,7 @@ def _together(value: PerClient, ids: Ids) -> torch.Tensor:
 
 
 def side_by_side(fn: Fn, trees: Sequence[Tree], stacked: Sequence[bool]) -> Tree:
-    """fn over the leading axis of the stacked trees; plain numbers and None in them are the same for all."""
+    """Map fn over the leading axis of the stacked trees; their plain numbers and Nones are the same for all rows."""
     flat = [tree.tensors(t) for t in trees]
     dims = tuple(0 if s else None for s, tensors in zip(stacked, flat, strict=True) for _ in tensors)
     shape: list[Tree] = []

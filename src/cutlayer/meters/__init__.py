@@ -1,4 +1,4 @@
-"""Meters watch the verbs and count bytes, seconds and memory; methods never mention them.
+"""Meters observe the verbs and count bytes, seconds and memory; methods never mention them.
 
 Imports: core, planning, registry.
 """

@@ -1,11 +1,11 @@
-"""The clock: simulated seconds, carried by values. Every row has its own time.
+"""The clock: simulated seconds that values carry. Each client's row has its own time.
 
-Work advances only the rows it is done on, by its FLOPs over the speed of their device; a transfer by its bits over the
-rate of their link. What combines rows (a mean, a sum, a merged batch, a shared part) is there when the last of them is,
-and so is the end of a round. A device does one thing at a time, in the order of the program, and so does each direction
-of its link. The training server has a lane for each client, or one that they share: then it starts on a step's rows
-when the last of them is there, and the work of all adds up. How long a method's round takes is thus a consequence of
-what it says, and nothing here knows which method it is.
+Work delays only the rows that it is done on, by its FLOPs over the speed of their device; a transfer delays them by its
+bits over the rate of their link. A value that combines rows (a mean, a sum, a merged batch, a shared part) is ready
+when the last of them is, and a round ends when its last value is ready. A device does one thing at a time, in program
+order, and so does each direction of its link. The training server has a lane for each client, or one that all share:
+then it starts on a step's rows when the last of them arrives, and the work of all adds up. The time of a round thus
+follows from what the method does; the clock does not know which method it is.
 """
 
 import logging
@@ -30,14 +30,14 @@ from cutlayer.planning.devices import PASSES, Devices
 log = logging.getLogger("cutlayer")
 
 BACKWARD = PASSES - 1  # a backward pass counts as two forward passes, as in the papers
-FREE = (LABELS, SETTINGS, SETUP, STATISTICS)  # so small that the papers leave them out
+FREE = (LABELS, SETTINGS, SETUP, STATISTICS)  # so small that the papers do not count them
 
 
 class Spent(NamedTuple):
-    """What a round took."""
+    """The time that a round took."""
 
-    training: float = 0.0  # seconds from when the first models are there until the last ones leave
-    aggregation: float = 0.0  # seconds that models are under way: down before that, up after it
+    training: float = 0.0  # seconds from the arrival of the models until the last ones leave
+    aggregation: float = 0.0  # seconds of sending models: down before training, and up after it
     straggler: int | None = None  # the client whose own work and transfers took the longest
 
 
@@ -47,25 +47,25 @@ class Clock(Timer):
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
         self.now = 0.0  # seconds at the end of the last round
-        self.client_flops = 0.0  # done by all clients so far
+        self.client_flops = 0.0  # of all clients so far
         self.spent = Spent()  # in the last round
         self._free = FREE if devices.model_sync else (*FREE, MODEL, SYNC)
         self.begin()
-        self._known: dict[Any, float] = {}  # FLOPs of a function on values of these shapes
+        self._known: dict[Any, float] = {}  # FLOPs by function and shapes of its arguments
         self._owed: WeakKeyDictionary[Fn, float] = WeakKeyDictionary()  # FLOPs of a row's pullback
         self._sizes = Ledger()
 
     def begin(self) -> None:
-        """A round begins for everyone."""
+        """Start a round for all clients."""
         self._latest = self._started = self.now
         self._ended: float | None = None  # when the last model left, if any did
         self._busy: dict[int, float] = {}  # until when each device computes
         self._served = self.now  # until when a shared server computes
-        self._links: dict[tuple[int | Place, Direction], float] = {}  # until when each link transfers
-        self._own: dict[int, float] = {}  # seconds of each client's work, and of what crosses the cut
+        self._links: dict[tuple[int | Place, Direction], float] = {}  # until when each link is busy
+        self._own: dict[int, float] = {}  # seconds of each client's own work and transfers, without models
 
     def end(self) -> None:
-        """The round is over when the last value is there."""
+        """End the round when its last value is ready."""
         trained = self._latest if self._ended is None else self._ended
         straggler = max(self._own, key=lambda j: self._own[j], default=None)
         aggregation = (self._started - self.now) + (self._latest - trained)
@@ -73,11 +73,11 @@ class Clock(Timer):
         self.now = self._latest
 
     def content(self) -> dict[str, float]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"now": self.now, "client_flops": self.client_flops}
 
     def restore(self, content: Mapping[str, float]) -> None:
-        """Go on from this time."""
+        """Continue from this state."""
         self.now, self.client_flops = content["now"], content["client_flops"]
 
     # -- work ---------------------------------------------------------------------------------------------------
@@ -108,10 +108,11 @@ class Clock(Timer):
         there = {j: self._all_there(values, j) for j in flops}
         if self.devices.lanes == "parallel" or not any(flops.values()):
             return self._noted({j: there[j] + w / self.devices.server for j, w in flops.items()})
-        end = self._shared_until(max(there.values()), math.fsum(flops.values()))
-        return self._noted(dict.fromkeys(flops, end))
+        return self._noted(dict.fromkeys(flops, self._served_until(max(there.values()), math.fsum(flops.values()))))
 
-    def _shared_until(self, there: float, flops: float) -> float:
+    def _served_until(self, there: float, flops: float) -> float:
+        if self.devices.lanes == "parallel" or not flops:
+            return there + flops / self.devices.server
         self._served = max(there, self._served) + flops / self.devices.server
         return self._served
 
@@ -123,9 +124,7 @@ class Clock(Timer):
             flops = (PASSES if how == "grad" else 1) * forward
             if pull is not None:
                 self._owed[pull] = BACKWARD * forward
-        there = max((self.now, *ready))
-        shared = self.devices.lanes == "shared" and flops > 0
-        end = self._shared_until(there, flops) if shared else there + flops / self.devices.server
+        end = self._served_until(max((self.now, *ready)), flops)
         self._latest = max(self._latest, end)
         return end
 
@@ -156,12 +155,12 @@ class Clock(Timer):
         return self._noted(ready)
 
     def _transferred(self, link: tuple[int | Place, Direction], there: float, seconds: float) -> float:
-        """When a transfer ends; each link takes one at a time."""
+        """Return when a transfer ends; each link carries one at a time."""
         self._links[link] = max(there, self._links.get(link, self.now)) + seconds
         return self._links[link]
 
     def _note_models(self, direction: Direction, there: Ready, ready: Ready) -> None:
-        """Training begins when the first models are there, before anybody has worked, and ends when the last leave."""
+        """Note when training starts, after models that arrive before any work, and ends, when the last ones leave."""
         if direction == "up":
             self._ended = max((self._ended or 0.0, *there.values()))
         elif not any(self._own.values()):
@@ -186,7 +185,7 @@ class Clock(Timer):
     def _flops_of(
         self, how: How, fn: Fn, values: Sequence[PerClient], ids: Ids, made: Sequence[Block]
     ) -> dict[int, float]:
-        """FLOPs of each client; what their pullbacks will take is remembered."""
+        """Return the FLOPs of each client, and note those of their pullbacks."""
         forward: dict[int, float] = {}
         for group, blocks in aligned(values, ids):
             forward |= dict.fromkeys(group, self._forward(fn, blocks))
@@ -200,7 +199,7 @@ class Clock(Timer):
         return {j: owed[j] for j in ids}
 
     def _forward(self, fn: Fn, blocks: Sequence[Block]) -> float:
-        """FLOPs of fn on one row of these blocks, counted once for rows of their shapes."""
+        """Return the FLOPs of fn on one row of these blocks, counted once for each combination of shapes."""
         known = (identity(fn), tuple(tree.signature(b.tree, stacked=b.stacked) for b in blocks))
         if known not in self._known:
             self._known[known] = _counted(fn, blocks)
@@ -208,7 +207,7 @@ class Clock(Timer):
 
 
 def identity(fn: Fn) -> Any:
-    """What stays the same about a function from step to step: not the object it is bound to, which may be new."""
+    """Return what identifies a function from step to step: not the object it is bound to, which may be a new one."""
     if isinstance(fn, partial):
         return identity(fn.func), repr(fn.args), repr(fn.keywords)
     plain = getattr(fn, "__func__", fn)
@@ -216,7 +215,7 @@ def identity(fn: Fn) -> Any:
 
 
 def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
-    """On shapes alone, or on the values of the first client where fn looks at them."""
+    """Count the FLOPs of fn on shapes alone, or on the first client's values if fn depends on values."""
     values = [b.row(b.ids[0]) if b.stacked else b.tree for b in blocks]
     for arguments in (tree.map(_bare, tuple(values)), values):
         try:
@@ -225,7 +224,7 @@ def _counted(fn: Fn, blocks: Sequence[Block]) -> float:
             return float(counter.get_total_flops())
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             continue
-    log.warning("the clock cannot count what %s computes, so it takes no time", getattr(fn, "__qualname__", fn))
+    log.warning("the clock cannot count the FLOPs of %s, so it takes no time", getattr(fn, "__qualname__", fn))
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""The ledger: bytes by kind, direction and client, and round trips, from the sizes of what crosses."""
+"""The ledger: the bytes that cross, by kind, direction and client, and the round trips."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from cutlayer.core.values import PerClient
 
 
 class Ledger:
-    """Counts everything that crosses, the same on every engine.
+    """Counts the bytes of everything that crosses; the counts are the same on every engine.
 
-    A model counts as its parameters: running statistics are left out, as the papers do, unless `count_buffers`.
+    Of a model it counts the parameters. Running statistics are left out, as in the papers, unless `count_buffers`.
     """
 
     def __init__(self, *, count_buffers: bool = False) -> None:
@@ -35,14 +35,13 @@ class Ledger:
             self.per_client.setdefault(j, Counter())[name] += size
 
     def waited(self, ids: tuple[int, ...]) -> None:
-        for j in ids:
-            self.trips[j] += 1
+        self.trips.update(ids)
 
     def sent(self, kind: Kind, origin: Place, to: Place, value: PerClient) -> None:
         self.totals[f"inter_server_{kind.name}"] += sum(self.sizes(value).values())
 
     def content(self) -> dict[str, Any]:
-        """All counts, for a checkpoint."""
+        """Return all counts for a checkpoint."""
         return {
             "totals": dict(self.totals),
             "per_client": {j: dict(c) for j, c in self.per_client.items()},
@@ -51,21 +50,21 @@ class Ledger:
         }
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Go on from these counts."""
+        """Continue from these counts."""
         self.totals = Counter(content["totals"])
         self.per_client = {j: Counter(c) for j, c in content["per_client"].items()}
         self.trips = Counter(content["trips"])
         self.samples = content["samples"]
 
     def sizes(self, value: PerClient) -> dict[int, int]:
-        """Bytes of each client's value."""
+        """Return the bytes of each client's value."""
         sizes: dict[int, int] = {}
         for block in value.blocks:
             sizes |= dict.fromkeys(block.ids, self.size(block.tree, rows=len(block.ids) if block.stacked else 1))
         return sizes
 
     def size(self, value: Tree, rows: int = 1) -> int:
-        """Bytes of one of the rows that are stacked in a value; its plain numbers are each row's own."""
+        """Return the bytes of one row of a stacked value; plain numbers count in full for each row."""
         value = tree.bare(value)
         counted = value._replace(buffers={}) if isinstance(value, Model) and not self.count_buffers else value
         stacked = tree.num_bytes(tuple(tree.tensors(counted)))

@@ -1,15 +1,13 @@
-"""The most memory that a piece of work holds at any time, as the device's allocator tells it.
+"""Measure the peak memory of a piece of work, as reported by the device's allocator.
 
-On CUDA these are the counters of torch's caching allocator. On a CPU torch's profiler records every allocation and
-release of torch's allocator with its size and address: results, temporaries inside an operation, and what autograd
-keeps. Neither sees what libraries take for themselves beside torch (MKL, oneDNN, the CUDA context), nor memory that an
-allocator keeps in reserve.
+On CUDA, torch's caching allocator counts. On a CPU, torch's profiler records every allocation and release of torch's
+allocator with its size and address: results, temporaries inside an operation, and what autograd saves. Neither counts
+memory that libraries allocate outside torch (MKL, oneDNN, the CUDA context), nor memory that an allocator caches.
 """
 
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +16,13 @@ from torch.autograd.profiler import profile
 from cutlayer.core.checks import check
 from cutlayer.core.torch_private import ALLOCATION
 
-Change = tuple[int, int]  # an address, and the bytes that were taken there (above 0) or given back (below)
+Change = tuple[int, int]  # an address, and the bytes allocated (above 0) or freed (below 0) there
 
 
 def peak(work: Callable[[], Any], device: torch.device) -> int:
-    """The most bytes on this device, beyond those held before, that the work held at any time; its result is dropped.
+    """Return the most bytes that the work held on this device at any time, beyond those held before.
 
-    The work must not release what was there before it.
+    The result of the work is dropped. The work must not free memory that was allocated before it.
     """
     check(device.type in ("cpu", "cuda"), "device", str(device), "cpu or cuda: of others the memory is not known")
     gc.collect()
@@ -32,7 +30,7 @@ def peak(work: Callable[[], Any], device: torch.device) -> int:
 
 
 def highest(changes: Iterable[Change]) -> int:
-    """The most bytes that were held at a time; releases of what was not taken here do not count."""
+    """Return the most bytes held at a time; freeing memory that was not allocated here does not count."""
     held: dict[int, int] = {}
     now = most = 0
     for address, size in changes:
@@ -46,7 +44,7 @@ def highest(changes: Iterable[Change]) -> int:
 
 
 def _cuda_peak(work: Callable[[], Any], device: torch.device) -> int:
-    work()  # what libraries set up once, such as workspaces of cuBLAS, belongs to none of the things compared
+    work()  # a warm-up: what libraries allocate once, such as cuBLAS workspaces, must not count
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -57,31 +55,23 @@ def _cuda_peak(work: Callable[[], Any], device: torch.device) -> int:
 
 
 def _cpu_changes(work: Callable[[], Any]) -> list[Change]:
-    """What torch's CPU allocator did meanwhile, in order."""
-    with _quiet_profiler(), profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
-        work()
-    events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == ALLOCATION]
-    events = [e for e in events if e.extra_fields.device.type == "cpu"]
-    events.sort(key=lambda e: e.start_time_ns)
-    return [(e.extra_fields.ptr, e.extra_fields.alloc_size) for e in events]
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """It would tell on stderr that it starts and stops."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = before or "99"
+    """Return the allocations and releases of torch's CPU allocator during the work, in order."""
+    was_set = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr that it starts and stops
     try:
-        yield
+        with profile(use_kineto=True, use_cpu=True, profile_memory=True) as recorded:
+            work()
     finally:
-        if before is None:
+        if not was_set:
             del os.environ["KINETO_LOG_LEVEL"]
+    events = [e for e in _all(recorded.kineto_results.experimental_event_tree()) if e.tag == ALLOCATION]
+    events.sort(key=lambda e: e.start_time_ns)
+    fields = [e.extra_fields for e in events]
+    return [(f.ptr, f.alloc_size) for f in fields if f.device.type == "cpu"]
 
 
 def _all(events: list[Any]) -> Iterator[Any]:
-    """The events and, at any depth, those inside them."""
-    left = list(events)
-    while left:
-        event = left.pop()
-        left.extend(event.children)
+    """Yield the events and, at any depth, those inside them."""
+    for event in events:
         yield event
+        yield from _all(event.children)

@@ -1,8 +1,8 @@
-"""One recorded chain of operations for each slot of clients, replayed step after step.
+"""Record the chain of operations of a client's step once, and replay it step after step.
 
-What is asked of this engine waits in a queue for each client (`queue`) until somebody needs a value. Then the whole
-chain of the client's step runs at once (`lane`): the first times as it is, so that shapes and what is read later become
-known, and from then on as a recording that reads and writes rows of fixed memory (`forms`).
+Operations wait in a queue for each client (`queue`) until a value is needed. Then the client's whole chain runs
+(`lane`): eagerly at first, which shows the shapes and which values are read later, and from then on as a recording that
+reads and writes fixed rows of memory (`forms`).
 
-Nothing else knows of these rows: what treats values in rows in its own way is registered in `rows` and `in_place`.
+No other package knows of these rows: `rows` and `in_place` register how values in rows are handled.
 """

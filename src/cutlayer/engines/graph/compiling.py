@@ -1,5 +1,5 @@
-"""Many small operations as a few kernels, by torch's compiler: inside recordings, where a chain is made once and then
-replayed many thousand times."""
+"""Fuse many small operations into a few kernels with torch's compiler, for recordings that are replayed many thousand
+times."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -20,18 +20,19 @@ from cutlayer.engines.out_of_memory import out_of_memory
 
 log = logging.getLogger("cutlayer")
 BACKEND = "inductor"  # of torch.compile
-REWRITTEN_ON = ("cuda",)  # where the compiler is given a function that this package has rewritten, as that is faster
-MOST_FUNCTIONS = 64  # that are kept, with the models and optimisers that they belong to
-MOST_OPERATIONS = 2000  # of a function that is compiled: a larger one takes minutes and has large operations anyway
+REWRITTEN_ON = ("cuda",)  # devices on which functions are rewritten (`kernels`) before they are compiled
+MOST_FUNCTIONS = 64  # compiled functions in the cache; each keeps its model or optimiser alive
+MOST_OPERATIONS = 2000  # larger functions take minutes to compile, and their operations are large anyway
 
 _outliving: ContextVar[bool] = ContextVar("outliving", default=False)
 
 
 @contextmanager
 def outliving() -> Iterator[None]:
-    """Inside, functions are run whose gradients are asked for later, perhaps again and again.
+    """Inside, compile functions for gradients that are asked for later, perhaps repeatedly.
 
-    They are compiled apart: at its first backward pass compiled code settles whether it may write over what it saved.
+    They are compiled separately: at its first backward pass, compiled code decides whether it may overwrite what it
+    saved.
     """
     token = _outliving.set(True)
     try:
@@ -41,9 +42,9 @@ def outliving() -> Iterator[None]:
 
 
 class Compiled:
-    """A function of trees. For each form of its arguments it is traced to its tensor operations, and compiled.
+    """A function of trees that is traced to tensor operations and compiled, once for each form of its arguments.
 
-    It may write into tensors that it is given, also where one of them is given twice.
+    The function may write into its arguments, even if it is given the same tensor twice.
     """
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
@@ -59,7 +60,7 @@ class Compiled:
             self._made[key] = self._compiled(args, firsts)
         try:
             return self._made[key](*args)
-        except Exception as error:  # a compiler has many ways to fail, and its caller can do without it
+        except Exception as error:  # a compiler can fail in many ways, and the plain function still works
             if self._made[key] is self._fn or out_of_memory(error):
                 raise
             self._made[key] = self._plain(reason(error))
@@ -72,7 +73,7 @@ class Compiled:
         from cutlayer.engines.graph.kernels.replacing import with_own_norms
 
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("a function was to be traced in the middle of a recording, which would hold it twice")
+            raise RuntimeError("a function was traced during a recording, which would then contain it twice")
         if torch.is_grad_enabled() and _has_backward_of_its_own(self._fn, args):
             return self._plain("it has a backward pass of its own, which a trace would lose")
         shape: list[Tree] = []
@@ -84,11 +85,11 @@ class Compiled:
             shape.append(tree.shapes(made))
             return tuple(tree.tensors(made))
 
-        try:  # in the caller's mode: what the function switches off inside is on again after that, as it was
+        try:  # in the caller's grad mode; a mode that the function changes is restored when it returns
             traced = make_fx(on_tensors, pre_dispatch=True)(*(a.detach() for a in _distinct(args, firsts)))
         except Exception as error:
             if out_of_memory(error):
-                raise  # which says nothing of the function
+                raise  # the function is not to blame
             return self._plain(reason(error))
         if len(traced.graph.nodes) > MOST_OPERATIONS:
             return self._fn
@@ -108,12 +109,12 @@ class Compiled:
 
 
 def compiling() -> AbstractContextManager[None]:
-    """Inside, functions that can be compiled are."""
+    """Inside, compile the functions that can be compiled."""
     return compiling_by(_compiled)
 
 
 def compiled(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """The function itself, or, where functions are compiled, the same in as few kernels as possible."""
+    """Return the compiled function inside `compiling`, else the function itself."""
     by = compiler()
     return fn if by is None else by(fn)
 
@@ -122,16 +123,17 @@ _compiled = lru_cache(maxsize=MOST_FUNCTIONS)(Compiled)
 
 
 def _in_fewer_kernels(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """The same in fewer kernels, which are chosen by rules: by timing, the same seed would not give the same bits."""
-    # The compiler's cache looks at options, but not at whether a backward pass may write over what was saved for it:
-    # code that may was given to pullbacks that last, with other gradients each time. The first of these does nothing.
+    """Compile a trace. Kernels are chosen by rules: chosen by timing, the same seed would not give the same bits."""
+    # The compiler's cache compares options, but not whether a backward pass may overwrite what was saved for it. So
+    # pullbacks that outlive their chain got code that overwrites, and other gradients each time. `benchmark_harness`
+    # has no effect here; it only makes the options differ.
     options: dict[str, Any] = {"benchmark_harness": not _outliving.get(), "deterministic": True}
     own = options if BACKEND == "inductor" else None
     return torch.compile(traced, backend=BACKEND, dynamic=False, fullgraph=True, options=own)
 
 
 def _has_backward_of_its_own(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> bool:
-    """Whether a gradient on the way through a function is computed by a user's own `autograd.Function`."""
+    """Whether a user's own `autograd.Function` computes a gradient anywhere inside the function."""
     if not any(a.requires_grad for a in tree.tensors(args)):
         return False
     made = fn(*tree.map(lambda a: a.detach().requires_grad_(a.requires_grad), args))
@@ -148,7 +150,7 @@ def _has_backward_of_its_own(fn: Callable[..., Tree], args: tuple[Tree, ...]) ->
 
 
 def _firsts(tensors: list[Tensor]) -> tuple[int, ...]:
-    """For each tensor the number of the first one that is the same memory, seen in the same way."""
+    """Return, for each tensor, the index of the first one that is the same view of the same memory."""
     found: dict[Any, int] = {}
     return tuple(
         found.setdefault((a.data_ptr(), a.dtype, a.shape, a.stride()) if a.numel() else k, k)
@@ -165,6 +167,6 @@ def _device(args: Tree) -> str:
 
 
 def _look(value: Tree) -> Any:
-    """What a trace depends on: forms of tensors, and everything else as it is."""
+    """Return what a trace depends on: types and shapes of tensors, and all other values."""
     structure, leaves = tree.flatten(value)
     return structure, tuple((a.dtype, tuple(a.shape)) if isinstance(a, Tensor) else a for a in leaves)

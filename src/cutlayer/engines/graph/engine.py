@@ -1,31 +1,27 @@
-"""The engine `graph`: chains of operations recorded once and replayed for client after client."""
+"""The engine `graph`: record chains of operations once, and replay them for every client and step."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import torch
 
 from cutlayer.core import tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.calculus import Pullback
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.sums import Weights, weighted_sum
-from cutlayer.core.transfer import upload
 from cutlayer.core.tree import Pending, Tree
 from cutlayer.core.values import Block, PerClient, aligned, shared
-from cutlayer.engines.base import one_by_one
+from cutlayer.engines.base import ByClient, homes, load_stacked, one_by_one
 from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
 from cutlayer.engines.graph.forms import NUMBERS, Form, Forms, Memory, Path, copy_into, follow
 from cutlayer.engines.graph.lane import Book, Lane, NotKept, with_plain_numbers
-from cutlayer.engines.graph.product import Member, is_summable, write_sum
+from cutlayer.engines.graph.product import is_summable, write_sum
 from cutlayer.engines.graph.queue import (
+    Argument,
     ClientQueue,
-    Common,
     Literal,
-    Loan,
     Moved,
     Operation,
     Promise,
@@ -35,81 +31,69 @@ from cutlayer.engines.graph.queue import (
     Value,
     name_of,
 )
-from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import ConfigError
 
 log = logging.getLogger("cutlayer")
 Plain = int | float | str | None
-MOST_SURPRISES = 5  # values of a round that recordings should have kept, before they keep whatever is held
+MOST_SURPRISES = 5  # attempts at a round that may fail with `NotKept` before recordings keep everything
 TOO_SHORT = "the GPU's memory is too short even for one client at a time; take smaller batches, or precision 'bf16'"
-MOST_HELD = 16  # chains of each lane whose inputs wait for the lane before the host joins it
+MOST_HELD = 16  # chains per lane whose inputs stay in memory before the host joins the lanes
 
 
-class Graph:
-    """A block per client, whose value is a handle until somebody needs it."""
+class Graph(ByClient):
+    """Queues operations for each client and returns handles; chains run when a value is needed."""
 
     name = "graph"
 
-    def __init__(self, recorder: Recorder, slots: int) -> None:
+    def __init__(self, recorder: Again, slots: int) -> None:
+        self.slots = slots  # clients that have memory of their own at a time
         self._book = Book(recorder, slots)
         self._lanes = [Lane(i, self._book) for i in range(slots)]
         self._forms = Forms()
-        self._known: dict[Any, tuple[Form, ...]] = {}  # by operation on values of these forms: what it makes
-        self._functions: dict[Any, Same] = {}  # by what stays the same about them
+        self._known: dict[Any, tuple[Form, ...]] = {}  # the forms of the results, by operation and argument forms
+        self._functions: dict[Any, Same] = {}  # by `name_of`
         self._buffers = Buffers(recorder.device, self._book.addresses)
         self._warned: set[Any] = set()
         self._begin()
 
     def forget(self, *, keep_all: bool = False) -> None:
-        """Drop all that waits: a round that could not go on did not happen. From now on recordings may keep all."""
-        self._join()  # running lanes still read what is let go of here
+        """Drop everything that waits, as the round failed. With `keep_all`, recordings keep everything from now on."""
+        self._join()  # running lanes still read what is dropped here
         self._book.keeps_all |= keep_all
         self._begin()
 
     def compile_at_once(self) -> None:
-        """From now on compile chains when they are recorded first: what a long run comes to, without the wait."""
+        """Compile chains at their first recording from now on, as a long run would do later."""
         self._book.compiles_at_once = True
 
     def recover(self, error: BaseException, attempt: int) -> "Graph":
-        """Keep more where a recording kept too little; on out-of-memory, retry with half the slots."""
+        """After `NotKept`, retry and keep more values; on out-of-memory, retry with half the slots."""
         surprised = isinstance(error, NotKept)
         self.forget(keep_all=surprised and attempt >= MOST_SURPRISES)
         if surprised:
-            log.info("engine graph: the round is played again, with more kept of it")
+            log.info("engine graph: retrying the round, with more values kept")
             return self
         if not out_of_memory(error):
             raise error
         if self.slots == 1:
             raise ConfigError(TOO_SHORT) from error
-        smaller = self.halved()
+        smaller = Graph(self._book.recorder.fresh(), self.slots // 2)  # which has recorded nothing
+        smaller._book.compiles_at_once = self._book.compiles_at_once
         log.warning(
-            "engine graph: memory is too short for %d clients at a time; the round is played again with %d, in turns",
+            "engine graph: memory is too short for %d clients at a time; retrying the round with %d, in turns",
             self.slots,
             smaller.slots,
         )
         return smaller
-
-    def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:
-        return one_by_one(rows)
-
-    def halved(self) -> "Graph":
-        """An engine with half of the slots that has recorded nothing."""
-        engine = Graph(self._book.recorder.fresh(), self.slots // 2)
-        engine._book.compiles_at_once = self._book.compiles_at_once
-        return engine
-
-    @property
-    def slots(self) -> int:
-        """How many clients have memory of their own at a time."""
-        return len(self._lanes)
 
     def _begin(self) -> None:
         self._queues: dict[int, ClientQueue] = {}
         self._waiting: dict[int, ClientQueue] = {}
         self._assigned: dict[int, int] = {}
         self._running: set[int] = set()  # lanes whose work the host has not joined
-        self._held: list[Any] = []  # what running lanes still read
+        self._held: list[Any] = []  # keeps alive what running lanes still read
         self._common: dict[int, tuple[Tree, Shared]] = {}
         self._moves: dict[tuple[int, Path], tuple[Promise, Moved]] = {}
         self._loaded = self._since_load = False
@@ -118,61 +102,49 @@ class Graph:
 
     @property
     def num_recordings(self) -> int:
-        """Of all chains in all lanes."""
+        """The number of recordings in all lanes."""
         return sum(len(lane.recordings) for lane in self._lanes)
 
     @property
     def refused(self) -> set[str]:
-        """Why chains could not be recorded, of those that could not."""
+        """The reasons why chains could not be recorded."""
         return {chain.refused for chain in self._book.chains.values() if chain.refused is not None}
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
     def load(self, data: Samples, index: Mapping[int, Index]) -> tuple[PerClient, PerClient]:
-        """Whole stacks at a time. A chain ends where the next batch comes, if not before."""
+        """Load stacks of batches; this ends the chains of the batch before, unless they have run already."""
         if self._since_load or any(queue.asks_pullback for queue in self._waiting.values()):
             self._flush()
         self._loaded = True
-        groups: dict[int, list[int]] = {}
-        for j, i in index.items():
-            groups.setdefault(len(i), []).append(j)
-        x, y = [], []
-        for ids in map(tuple, groups.values()):
-            rows = upload(np.stack([index[j] for j in ids]), torch.int64, data.y.device)
-            x.append(Block(ids, tree.map(lambda a, rows=rows: a[rows], data.x), stacked=True))
-            y.append(Block(ids, data.y[rows], stacked=True))
-        return PerClient("clients", x, index), PerClient("clients", y, index)
+        return load_stacked(data, index)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """None: a model that draws random numbers runs on the loop engine."""
+        """Return None for each client: models that draw random numbers run on the loop engine."""
         return shared("anywhere", tuple(keys), None)
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        return PerClient("anywhere", [Block((j,), torch.tensor(key), stacked=False) for j, key in keys.items()])
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         made: list[Block] = []
-        homes = _homes(values)
+        blocks_of = homes(values)
         for group, blocks in aligned(values, ids):
             if any(b.stacked or _own(b.tree) for b in blocks):
-                made += [_block(j, _handed(self._of("call", fn, homes, j, None)[0])) for j in group]
-            else:  # the same for all of them, so once
+                made += self._each("call", fn, blocks_of, group, None)
+            else:  # the same for all of them, so computed once
                 made.append(Block(group, fn(*(self.real(b.tree) for b in blocks)), stacked=False))
         return made
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        made = self._each("vjp", fn, values, ids, cut)
-        return [_block(j, (out, Pullback(pull, (j,)))) for j, (out, pull) in made]  # type: ignore[arg-type]
+        return self._each("vjp", fn, homes(values), ids, cut)
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
-        return [_block(j, ref) for j, (ref,) in self._each("grad", fn, values, ids, cut)]
+        return self._each("grad", fn, homes(values), ids, cut)
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
         bare = PerClient(pullbacks.place, [b._replace(tree=b.tree.pull) for b in pullbacks.blocks], pullbacks.ids)
-        return [_block(j, ref) for j, (ref,) in self._each("pull", None, (bare, gradient), pullbacks.ids, None)]
+        return self._each("pull", None, homes([bare, gradient]), pullbacks.ids, None)
 
     def once(self, fn: Fn, values: Sequence[Any]) -> Any:
-        """fn(*values); where values are clients', it joins the chain of the last one."""
+        """Call fn; if values are still in clients' queues, the call joins the chain of the last such client."""
         owned = [v for v in values if isinstance(v, Promise)]
         if not owned:
             return fn(*(self.real(v) for v in values))
@@ -181,45 +153,40 @@ class Graph:
         return _handed(ref)
 
     def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
-        """The weighted sum over clients: over values in rows, one product for each type of number."""
+        """Return the weighted sum over clients; for values in rows, it is one product for each dtype."""
         self._flush()
         self._join()
         fast = self._product(rows, weights, largest_integers)
         if fast is not None:
             return fast
-        blocks = [b._replace(tree=self._seen(b.tree)) for b in rows.blocks]
+        blocks = [b._replace(tree=tree.replace((Moved, Pending), self._seen, b.tree)) for b in rows.blocks]
         return weighted_sum(PerClient(rows.place, blocks, rows.ids), weights, largest_integers)
 
     def real(self, value: Tree) -> Tree:
-        """The value with everything computed, in memory of its own."""
-        return tree.replace((Moved, Pending), self._owned, value)
-
-    def _owned(self, value: Moved | Pending) -> Tree:
-        if isinstance(value, Moved):
-            return with_plain_numbers(value.form, tree.owned(value.tree))
-        return tree.owned(self._seen(value))
+        """Return the value with everything computed, in memory of its own."""
+        return tree.replace((Moved, Pending), lambda handle: tree.owned(self._seen(handle)), value)
 
     # -- chains -----------------------------------------------------------------------------------------------------
 
     def _each(
-        self, how: str, fn: Any, values: Sequence[PerClient], ids: Ids, cut: int | None
-    ) -> list[tuple[int, list[Promise]]]:
-        """One more operation in the chains of these clients, with each one's own arguments."""
-        homes = _homes(values)
-        return [(j, self._of(how, fn, homes, j, cut)) for j in ids]
-
-    def _of(self, how: str, fn: Any, homes: Sequence[Mapping[int, Block]], j: int, cut: int | None) -> list[Promise]:
-        """One more operation in the chain of one client, whose queue is known from when something is in it."""
-        blocks = [home[j] for home in homes]
-        arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
-        return self._operation(how, fn, arguments, self._queues.get(j) or ClientQueue(j), cut)
+        self, how: str, fn: Any, blocks_of: Sequence[Mapping[int, Block]], ids: Ids, cut: int | None
+    ) -> list[Block]:
+        """Add an operation to the chain of each client, with the client's own arguments."""
+        made: dict[int, Tree] = {}
+        for j in ids:
+            blocks = [home[j] for home in blocks_of]
+            arguments = [(b.row(j), not b.stacked and len(b.ids) > 1) for b in blocks]
+            queue = self._queues.get(j) or ClientQueue(j)  # a new one is kept once something is in it
+            first, *pull = self._operation(how, fn, arguments, queue, cut)
+            made[j] = (first, Pullback(pull[0], (j,))) if pull else _handed(first)  # type: ignore[arg-type]
+        return one_by_one(made)
 
     def _operation(
         self, how: str, fn: Any, arguments: Sequence[tuple[Tree, bool]], queue: ClientQueue, cut: int | None
     ) -> list[Promise]:
-        """One more operation in a client's chain. One of its kind that was never seen before runs now.
+        """Add an operation to a client's chain. An operation that was never seen on such values runs at once.
 
-        So does one with a plain number: chains with another number each time would be recorded without end.
+        So does one with a plain number as argument: with another number at each step, every chain would be a new one.
         """
         values = [self._at_hand(value, same, queue) for value, same in arguments]
         if how == "call" and any(type(value) in NUMBERS for value in values):
@@ -239,7 +206,7 @@ class Graph:
         return queue.add(Operation(how, function, args, cut), forms)
 
     def _done_now(self, how: str, fn: Any, arguments: list[Tree], queue: ClientQueue, cut: int | None) -> list[Promise]:
-        self._flush()  # what is made now must not take a slot that a waiting chain still reads
+        self._flush()  # the results must not take slots that a waiting chain still reads
         results = done(Operation(how, Same(fn), (), cut), [self.real(a) for a in arguments])
         forms = tuple(self._forms.pullback() if callable(r) else self._forms.of(r) for r in results)
         self._queues[queue.client] = queue
@@ -249,7 +216,7 @@ class Graph:
         return promises
 
     def _at_hand(self, value: Tree, same: bool, queue: ClientQueue) -> Tree:
-        """An argument as the chain of this queue can have it."""
+        """Return an argument in the form in which the chain of this queue can use it."""
         if isinstance(value, Promise):
             if value.held.queue is queue:
                 return value
@@ -261,7 +228,7 @@ class Graph:
         return self._spread(value)
 
     def _moved(self, ref: Promise) -> Moved:
-        """A value of another queue; once for all that asks for it before the next chains run."""
+        """Copy a value out of another client's queue; the copy serves everyone until the next chains run."""
         key = id(ref.held), ref.path
         if key not in self._moves:
             self._flush()
@@ -270,13 +237,13 @@ class Graph:
         return self._moves[key][1]
 
     def _copied(self, ref: Promise) -> Memory:
-        """Rows of memory with the value: copies of the rows that it lies in, if it does."""
+        """Return new rows with the value: copies of its rows if it lies in rows, else filled from the value."""
         value = ref.held.value
         seen = self._book.read(value)
         lies = None if value.home is None else value.form.stretches(ref.form, ref.path)
         if lies is not None and not self._book.crowded:
             lane = self._assigned[ref.held.queue.client]
-            rows = self._book.bank(value.home, value.form).row(lane)
+            rows = self._book.rows(value.home, value.form, lane)
             return {s.dtype: rows[s.dtype][s.start : s.start + s.size].clone() for s in lies}
         memory = ref.form.layout.empty(self._book.recorder.device)
         copy_into(ref.form.layout.of(memory), follow(seen, ref.path))
@@ -290,19 +257,19 @@ class Graph:
         return tuple(map(self._form, value)) if _own(value) else self._forms.of(value)
 
     def _spread(self, value: Tree) -> Shared:
-        """A value that all clients have, in memory that all chains can read."""
+        """Put a value that all clients share into a buffer that all chains can read."""
         if id(value) not in self._common:
             self._join()
-            buffer = self._buffers.take(self._forms.of(value))
-            copy_into(buffer.tree, value)
-            self._common[id(value)] = value, Shared(Loan(buffer), buffer.form)
+            loan = self._buffers.take(self._forms.of(value))
+            copy_into(loan.tree, value)
+            self._common[id(value)] = value, Shared(loan, loan.form)
         return self._common[id(value)][1]
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Run every chain that waits, side by side."""
-        self._moves.clear()  # chains may write what they were copied from
+        """Run all waiting chains, side by side."""
+        self._moves.clear()  # chains may overwrite the values that were copied
         if not self._waiting:
             return
         self._book.flush += 1
@@ -319,7 +286,9 @@ class Graph:
         self._loaded = self._since_load = False
         if len(self._held) > MOST_HELD * len(self._lanes):
             self._join()
-        self._warn()
+        for why in self.refused - self._warned:
+            log.warning("engine graph: a chain runs unrecorded (%s)", why)
+            self._warned.add(why)
 
     def _join(self) -> None:
         if self._running:
@@ -329,15 +298,13 @@ class Graph:
         self._buffers.collect()
 
     def _lane(self, queue: ClientQueue) -> int:
-        """A client stays in its lane while it has values; a new one goes where the fewest are."""
+        """Return the lane of a client: its own while it has values, else the lane with the fewest clients."""
         if queue.client not in self._assigned:
-            # Clients that nobody asks for any more may never come back: what they left goes with their queues.
+            # Drop the queues of clients whose values nobody holds: these clients may never come back.
             self._queues = {j: q for j, q in self._queues.items() if q is queue or self._is_busy(q)}
             self._assigned = {j: i for j, i in self._assigned.items() if j in self._queues}
-            load = [0] * len(self._lanes)
-            for i in self._assigned.values():
-                load[i] += 1
-            self._assigned[queue.client] = load.index(min(load))
+            load = Counter(self._assigned.values())
+            self._assigned[queue.client] = min(range(self.slots), key=lambda i: load[i])
             self._book.crowded = len(set(self._assigned.values())) < len(self._assigned)
         return self._assigned[queue.client]
 
@@ -345,82 +312,58 @@ class Graph:
         queue.collect()
         return bool(queue.forms or queue.operations)
 
-    def _warn(self) -> None:
-        """Why a chain runs as it is, once for each reason."""
-        for why in self.refused - self._warned:
-            log.warning("engine graph: a chain runs unrecorded (%s)", why)
-            self._warned.add(why)
-
     # -- looking ----------------------------------------------------------------------------------------------------
 
-    def _seen(self, value: Tree) -> Tree:
-        """The value as it lies in memory now."""
-        if isinstance(value, Shared):
-            return with_plain_numbers(value.form, follow(value.held.buffer.tree, value.path))
-        if isinstance(value, Promise):
-            self._flush()
-            self._join()
-            return with_plain_numbers(value.form, follow(self._book.read(value.held.value), value.path))
-        if isinstance(value, tuple):
-            return tree.rebuild(value, [self._seen(v) for v in value])
-        return value
+    def _seen(self, handle: Promise | Shared | Moved) -> Tree:
+        """Return the value of a handle as it lies in memory now."""
+        if isinstance(handle, Moved):
+            return with_plain_numbers(handle.form, handle.tree)
+        if isinstance(handle, Shared):
+            return with_plain_numbers(handle.form, follow(handle.held.tree, handle.path))
+        self._flush()
+        self._join()
+        return with_plain_numbers(handle.form, follow(self._book.read(handle.held.value), handle.path))
 
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
-        """The sum as a product of weights and rows; None if the values do not lie in rows, or differ in form."""
+        """Return the sum as a product of weights and rows; None if the values are not in rows or differ in form."""
         first = next((block.tree for block in rows.blocks), None)
-        if not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
+        if self._book.crowded or not isinstance(first, Promise) or not is_summable(first.form, largest_integers):
             return None
-        members = []
+        banks: dict[tuple[int, Form], list[tuple[int, float]]] = {}
         for block in rows.blocks:
-            value = self._in_row(block, first)
-            if value is None or value.home is None or value.form.stretches(first.form, first.path) is None:
+            ref = block.tree
+            if not isinstance(ref, Promise) or (ref.path, ref.form) != (first.path, first.form):
                 return None
-            lane, weight = self._assigned[block.tree.held.queue.client], sum(float(weights[j]) for j in block.ids)
-            members.append(Member((value.home, value.form), lane, weight))
-        buffer = self._buffers.take(first.form)
-        write_sum(members, first.form, first.path, self._book, buffer.memory)
-        return Shared(Loan(buffer), buffer.form)
-
-    def _in_row(self, block: Block, like: Promise) -> Value | None:
-        """The value that a block's handle is, or is a field of, if the field is the same as of the other handle."""
-        ref = block.tree
-        if self._book.crowded or not isinstance(ref, Promise) or (ref.path, ref.form) != (like.path, like.form):
-            return None
-        value = ref.held.value
-        self._book.read(value)
-        return value
-
-
-def _homes(values: Sequence[PerClient]) -> list[dict[int, Block]]:
-    """For each value, where each client's row of it is."""
-    return [{j: block for block in v.blocks for j in block.ids} for v in values]
+            value = ref.held.value
+            self._book.read(value)
+            if value.home is None or value.form.stretches(first.form, first.path) is None:
+                return None
+            member = self._assigned[ref.held.queue.client], sum(float(weights[j]) for j in block.ids)
+            banks.setdefault((value.home, value.form), []).append(member)
+        loan = self._buffers.take(first.form)
+        write_sum(banks, first.form, first.path, self._book, loan.memory)
+        return Shared(loan, loan.form)
 
 
 def _encoded(value: Tree, form: Any, queue: ClientQueue) -> Any:
-    """An argument as a part of a chain."""
+    """Return an argument as a part of a chain."""
     if isinstance(value, Promise):
         return queue.argument(value)
     if isinstance(value, Shared):
-        queue.common[value.held.buffer.number] = value.held
-        return Common(value.held.buffer.number, value.path)
+        queue.common[value.held.number] = value.held
+        return Argument("common", value.held.number, value.path)
     if isinstance(value, Plain):
         return Literal(type(value), value)
-    if isinstance(value, Moved):
-        return queue.external(form, value)
-    if _own(value):
+    if type(form) is tuple:
         return Several(tuple(_encoded(v, f, queue) for v, f in zip(value, form, strict=True)))
     return queue.external(form, value)
 
 
 def _own(value: Tree) -> bool:
-    """Whether a value is, or holds, one of a single client that is in a queue, or was until now."""
+    """Whether a value is, or contains, a value from a client's queue."""
     return isinstance(value, Promise | Moved) or (type(value) is tuple and any(map(_own, value)))
 
 
 def _handed(ref: Promise) -> Tree:
-    """The result as a method sees it: several values in a plain tuple are apart."""
+    """Return the result as methods see it: a plain tuple becomes a tuple of handles."""
     return tuple(ref.item(k) for k in range(len(ref.form.bare))) if type(ref.form.bare) is tuple else ref
-
-
-def _block(j: int, value: Any) -> Block:
-    return Block((j,), value, stacked=False)

@@ -1,4 +1,4 @@
-"""What a chain computes."""
+"""Run the operations of a chain."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,11 +9,11 @@ from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.compiling import outliving
 from cutlayer.engines.graph.forms import follow
 from cutlayer.engines.graph.in_place import form_in_place
-from cutlayer.engines.graph.queue import Common, External, Literal, Made, Operation, Read
+from cutlayer.engines.graph.queue import Argument, Literal, Operation
 
 
 class Inputs(NamedTuple):
-    """What a chain computes with."""
+    """The inputs of a chain."""
 
     reads: Sequence[Tree]
     externals: Sequence[Tree]
@@ -21,9 +21,9 @@ class Inputs(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One operation as it ran."""
+    """An operation that has run."""
 
-    first: int  # the number of the first value that it made
+    first: int  # the number of its first result
     operation: Operation
     args: list[Any]
     made: tuple[Any, ...]
@@ -32,10 +32,10 @@ class Ran(NamedTuple):
 def executed(
     chain: Sequence[Operation], inputs: Inputs, lasting: frozenset[int] = frozenset(), homes: Mapping[int, Tree] = {}
 ) -> list[Any]:
-    """All values that the operations of a chain make, in their order.
+    """Run a chain and return the results of all its operations, in order.
 
-    A pullback that lasts beyond the chain, by its number, has arguments that nobody overwrites. A value that has a
-    home, by its number, is written there in place.
+    `lasting` has the numbers of pullbacks that outlive the chain: they get copies of their arguments, which nobody
+    overwrites. `homes` has memory, by number, into which results are written in place.
     """
     return [value for ran in running(chain, inputs, lasting, homes) for value in ran.made]
 
@@ -43,22 +43,14 @@ def executed(
 def running(
     chain: Sequence[Operation], inputs: Inputs, lasting: frozenset[int], homes: Mapping[int, Tree]
 ) -> Iterator[Ran]:
-    """The operations, run one after another."""
+    """Run the operations one after another."""
     made: list[Any] = []
+    sources = {**inputs._asdict(), "made": made}
 
     def value_of(arg: Any) -> Any:
-        match arg:
-            case Made(number, path):
-                return follow(made[number], path)
-            case Read(number, path):
-                return follow(inputs.reads[number], path)
-            case External(number):
-                return inputs.externals[number]
-            case Common(number, path):
-                return follow(inputs.common[number], path)
-            case Literal(_, value):
-                return value
-        return tuple(map(value_of, arg.items))
+        if isinstance(arg, Argument):
+            return follow(sources[arg.source][arg.number], arg.path)
+        return arg.value if isinstance(arg, Literal) else tuple(map(value_of, arg.items))
 
     for operation in chain:
         args, first = [value_of(a) for a in operation.args], len(made)
@@ -73,7 +65,7 @@ def running(
 
 
 def done(operation: Operation, args: list[Any]) -> tuple[Any, ...]:
-    """What one operation makes of these values."""
+    """Run one operation on these values, and return its results."""
     fn = operation.fn.value
     if operation.how == "call":
         return (fn(*args),)

@@ -1,4 +1,4 @@
-"""Steps of optimisers on rows, and functions that can write their result into memory which they are given."""
+"""Optimiser steps on rows, and in-place forms of functions, which write their result into given memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,11 +15,11 @@ from cutlayer.optim.optimiser import Optimiser, stepped
 
 Fn = Callable[..., Tree]
 F = TypeVar("F", bound=Fn)
-_IN_PLACE: dict[Any, Fn] = {}  # by the method that they do the same as
+_IN_PLACE: dict[Any, Fn] = {}  # in-place forms, by the method that they stand for
 
 
 def in_place(method: Fn) -> Callable[[F], F]:
-    """Declare a function as the form of a method that takes memory for its result as well, as its last argument."""
+    """Register a function as the in-place form of a method: its last argument is the memory for the result."""
 
     def declare(form: F) -> F:
         _IN_PLACE[method] = form
@@ -29,7 +29,7 @@ def in_place(method: Fn) -> Callable[[F], F]:
 
 
 def form_in_place(operation: Operation) -> Fn | None:
-    """The form of an operation's function that takes memory for its result, if it has one."""
+    """Return the in-place form of an operation's function, if it has one."""
     fn = operation.fn.value
     form = _IN_PLACE.get(fn.__func__) if operation.how == "call" and isinstance(fn, MethodType) else None
     return form and partial(form, fn.__self__)
@@ -44,7 +44,7 @@ def _(params: Rows, opt: Optimiser, part: Part, grads: Grads) -> Part:
 
 @in_place(Optimiser.step)
 def step_in_place(opt: Optimiser, part: Part, grads: Grads, home: Part) -> Part:
-    """A step with parameters and moments written into those of `home`, which may be the part itself."""
+    """Take a step that writes parameters and moments into those of `home`, which may be the part itself."""
     if not _works_on_rows(opt, part, grads):
         return opt.update(part, grads)
     params, moments = rows.within(home)

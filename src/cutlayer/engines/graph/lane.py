@@ -1,4 +1,4 @@
-"""A lane runs the chains of one client at a time, in rows of memory that never move."""
+"""Lanes: each runs the chains of one client at a time, in rows of memory that never move."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,33 +14,32 @@ from cutlayer.core.checks import reason
 from cutlayer.core.state import Grads
 from cutlayer.core.tree import Tree
 from cutlayer.engines.graph.execute import Inputs, executed
-from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, is_there
+from cutlayer.engines.graph.forms import NUMBERS, Form, Memory, copy_into, copy_pairs, is_there, pairs
 from cutlayer.engines.graph.overwriting import overwritable
 from cutlayer.engines.graph.queue import NOT_KEPT, ClientQueue, Moved, Value
-from cutlayer.engines.graph.recorder import Recorder
+from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import CutlayerError
 
 log = logging.getLogger("cutlayer")
-# Plays of a chain in all lanes before it is compiled. That takes up to a minute, which short runs never get back; a
-# chain that has come so often is one of a long run, and by then has lost a few seconds.
+# Replays of a chain in all lanes before it is compiled. Compiling takes up to a minute, which a short run never gains
+# back; a chain with so many replays belongs to a long run, and waiting has cost that run only a few seconds.
 COMPILE_AFTER = 10_000
 
 
 class NotKept(CutlayerError):
-    """A value was asked for that the recording of its chain did not keep; from now on it does."""
+    """A value is read that the recording of its chain did not keep; from now on it is kept."""
 
 
 class LastingPull:
     """A pullback that a recording left behind; each replay refreshes what it computes with."""
 
-    def __init__(self) -> None:
-        self.current: Callable[..., Grads] | None = None
+    current: Callable[..., Grads] | None = None
 
     def __call__(self, gradient: Tensor) -> Grads:
         assert self.current is not None
         found = self.current(gradient, again=True)
-        return found._replace(buffers=tree.owned(found.buffers))  # the next replay writes them again
+        return found._replace(buffers=tree.owned(found.buffers))  # the next replay overwrites them
 
 
 class Reading(NamedTuple):
@@ -48,84 +47,71 @@ class Reading(NamedTuple):
 
     slot: int
     value: Value
-    home: int | None  # the bank of rows that a recording reads it from; a pullback has none
+    home: int | None  # the bank that a recording reads it from; None for a pullback
 
     @property
     def comes(self) -> bool:
-        """Whether it lies elsewhere and has to be copied there."""
+        """Whether it lies elsewhere and must be copied into its row."""
         return self.home is not None and self.value.home is None
 
 
 class Out(NamedTuple):
-    """A value that a chain leaves."""
+    """A result of a chain that somebody holds."""
 
-    slot: int
     number: int  # among the values that the chain makes
+    slot: int
     form: Form
-
-
-class KeptInRows(NamedTuple):
-    """A value that a recording leaves in rows."""
-
-    number: int
-    form: Form
-    home: int
+    home: int | None = None  # the bank that a recording writes it to; None if it is not kept
 
 
 class Recording(NamedTuple):
     """A chain that can be replayed."""
 
     replay: Callable[[], None]
-    outs: Mapping[int, Tree]  # where it leaves what it makes, by number
-
-
-class Bank:
-    """Rows for values of one form, one for each lane."""
-
-    def __init__(self, form: Form, lanes: int, device: torch.device) -> None:
-        sizes = form.layout.sizes
-        self.memory = {d: torch.zeros(lanes, size, dtype=d, device=device) for d, size in sizes.items()}
-        if device.type == "cuda":  # the zeros are one lane's work, and the others do not wait for it
-            torch.cuda.current_stream(device).synchronize()
-
-    def row(self, lane: int) -> Memory:
-        return {dtype: rows[lane] for dtype, rows in self.memory.items()}
+    outs: Mapping[int, Tree]  # where it leaves its results, by number
 
 
 @dataclass(eq=False)
 class ChainHistory:
     """What is known of a chain from all lanes together."""
 
-    first: int  # the first flush that had it
-    used: set[int] = field(default_factory=set)  # which of its values were read later
-    played: int = 0  # how often it was run from a recording
+    first: int  # the flush in which it first ran
+    used: set[int] = field(default_factory=set)  # the numbers of the results that were read later
+    played: int = 0  # how often it was replayed
     compiles: bool = True
     refused: str | None = None  # why it cannot be recorded
 
 
 @dataclass
 class Book:
-    """What all lanes know: memory, and what earlier chains have taught."""
+    """What all lanes share: memory, and the history of chains."""
 
-    recorder: Recorder
+    recorder: Again
     lanes: int
-    banks: dict[tuple[Any, Form], Bank] = field(default_factory=dict)
-    chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by what they compute
+    banks: dict[tuple[Any, Form], Memory] = field(default_factory=dict)
+    chains: dict[Any, ChainHistory] = field(default_factory=dict)  # by operations and forms of inputs
     addresses: set[int] = field(default_factory=set)  # of memory that will be written again
     flush: int = 0
-    crowded: bool = False  # some clients share a lane
-    keeps_all: bool = False  # whatever somebody holds, where what is read later is too hard to foresee
-    compiles_at_once: bool = False  # chains are not recorded as they are before
+    crowded: bool = False  # whether some clients share a lane
+    keeps_all: bool = False  # recordings keep every result that somebody holds, not only those read before
+    compiles_at_once: bool = False  # the first recording of a chain is compiled already
 
-    def bank(self, number: Any, form: Form) -> Bank:
-        """The bank of this number for values of a form."""
+    def bank(self, number: Any, form: Form) -> Memory:
+        """Return the bank of this number for values of a form: for each type a matrix, with a row for each lane."""
         if (number, form) not in self.banks:
-            bank = self.banks[number, form] = Bank(form, self.lanes, self.recorder.device)
-            self.addresses |= {rows.untyped_storage().data_ptr() for rows in bank.memory.values()}
+            device = self.recorder.device
+            bank = self.banks[number, form] = form.layout.empty(device, self.lanes)
+            if device.type == "cuda":  # one lane's stream writes the zeros, and the other lanes do not wait for it
+                torch.cuda.current_stream(device).synchronize()
+            self.addresses |= {matrix.untyped_storage().data_ptr() for matrix in bank.values()}
         return self.banks[number, form]
 
+    def rows(self, number: Any, form: Form, lane: int) -> Memory:
+        """Return the rows of one lane in a bank."""
+        return {dtype: matrix[lane] for dtype, matrix in self.bank(number, form).items()}
+
     def chain(self, queue: ClientQueue, reads: Sequence[Value]) -> ChainHistory | None:
-        """The chain that waits in a queue; None if it cannot come again, as it needs a passing pullback."""
+        """Return the history of a queue's chain; None if it cannot recur, as it reads a pullback that does not last."""
         if any(v.form.is_pullback and not isinstance(v.tree, LastingPull) for v in reads):
             return None
         found = tuple(v.tree if v.form.is_pullback else v.form for v in reads)
@@ -133,7 +119,7 @@ class Book:
         return self.chains.setdefault(name, ChainHistory(self.flush))
 
     def read(self, value: Value) -> Tree:
-        """A value that is needed after its chain has run."""
+        """Return a value after its chain has run, and note that it is read."""
         if value.origin is not None:
             chain, number = value.origin
             chain.used.add(number)
@@ -141,12 +127,9 @@ class Book:
             raise NotKept("a recording did not keep a value that is read later")
         return value.tree
 
-    def is_static(self, a: Tensor) -> bool:
-        return a.untyped_storage().data_ptr() in self.addresses
-
 
 class Lane:
-    """Where the chains of one client at a time are recorded and replayed."""
+    """Records and replays the chains of one client at a time."""
 
     def __init__(self, number: int, book: Book) -> None:
         self.number, self.book = number, book
@@ -156,16 +139,15 @@ class Lane:
 
     def home(self, number: Any, form: Form) -> Tree:
         if (number, form) not in self._homes:
-            self._homes[number, form] = form.layout.of(self.book.bank(number, form).row(self.number))
+            self._homes[number, form] = form.layout.of(self.book.rows(number, form, self.number))
         return self._homes[number, form]
 
     def run(self, queue: ClientQueue) -> None:
-        """Run what waits in a queue; afterwards the queue has the values of the slots that somebody holds."""
+        """Run the chain of a queue; afterwards the queue has the values of the slots that somebody holds."""
         queue.collect()
         for slot in queue.reads:
             self.book.read(queue.values[slot])
-        made_at = sorted((n, slot) for slot, n in queue.made.items() if slot in queue.forms)
-        outs = [Out(slot, n, queue.forms[slot]) for n, slot in made_at]
+        outs = sorted(Out(n, slot, queue.forms[slot]) for slot, n in queue.made.items() if slot in queue.forms)
         kept = {s: v for s, v in queue.values.items() if s in queue.forms and s not in queue.made}
         if outs:
             self._move_in(queue)
@@ -175,28 +157,24 @@ class Lane:
         queue.begin()
 
     def _run(self, queue: ClientQueue, outs: Sequence[Out], others: Mapping[int, Value]) -> dict[int, Value]:
-        """By slot, what the chain makes that somebody holds, and those of the others that moved into rows for it."""
+        """Return, by slot, the results that somebody holds, and the other values that moved into rows for the chain."""
         reads = self._readings(queue, others)
         chain = self.book.chain(queue, [r.value for r in reads])
         coming = {r.slot: r.home for r in reads if r.comes and r.slot in others}
-        keeping = self._homes_for(chain, outs, {s: v._replace(home=coming.get(s, v.home)) for s, v in others.items()})
-        recording = self._recording(queue, chain, reads, keeping)
+        outs = self._with_homes(chain, outs, {s: v._replace(home=coming.get(s, v.home)) for s, v in others.items()})
+        recording = self._recording(queue, chain, reads, outs)
         if recording is None:
             made = self._as_it_is(queue, reads, outs)
-            return {
-                o.slot: Value(o.form, made[o.number], origin=None if chain is None else (chain, o.number)) for o in outs
-            }
+            return {o.slot: Value(o.form, made[o.number], origin=(chain, o.number) if chain else None) for o in outs}
         self._fill(reads, queue)
         recording.replay()
-        homes = {kept.number: kept.home for kept in keeping}
         moved = {s: others[s]._replace(tree=self.home(home, others[s].form), home=home) for s, home in coming.items()}
         return moved | {
-            o.slot: Value(o.form, recording.outs.get(o.number, NOT_KEPT), homes.get(o.number), (chain, o.number))
-            for o in outs
+            o.slot: Value(o.form, recording.outs.get(o.number, NOT_KEPT), o.home, (chain, o.number)) for o in outs
         }
 
     def _readings(self, queue: ClientQueue, others: Mapping[int, Value]) -> list[Reading]:
-        """What the chain reads; values that come from elsewhere go to the first rows that hold nothing of use."""
+        """Return what the chain reads; values that lie elsewhere get the first free rows."""
         reads = {slot: queue.values[slot] for slot in queue.reads}
         taken = {(v.form, v.home) for v in (*others.values(), *reads.values())}
 
@@ -209,7 +187,7 @@ class Lane:
 
     def _as_it_is(self, queue: ClientQueue, reads: Sequence[Reading], outs: Sequence[Out]) -> dict[int, Tree]:
         inputs = [with_plain_numbers(r.value.form, r.value.tree) for r in reads]
-        common = {n: with_plain_numbers(loan.buffer.form, loan.buffer.tree) for n, loan in queue.common.items()}
+        common = {n: with_plain_numbers(loan.form, loan.tree) for n, loan in queue.common.items()}
         lasting = frozenset(o.number for o in outs if o.form.is_pullback)
         externals = [
             with_plain_numbers(form, value.tree) if isinstance(value, Moved) else value
@@ -219,47 +197,44 @@ class Lane:
         return {o.number: tree.map(self._own, made[o.number]) for o in outs}
 
     def _own(self, a: Tensor) -> Tensor:
-        """A tensor that does not lie in memory that will be written again."""
-        return a.clone() if self.book.is_static(a) else a
+        """Return a tensor that no later chain overwrites: a copy if it lies in a row or buffer."""
+        return a.clone() if a.untyped_storage().data_ptr() in self.book.addresses else a
 
     # -- recordings -------------------------------------------------------------------------------------------------
 
-    def _homes_for(
-        self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]
-    ) -> tuple[KeptInRows, ...]:
-        """Rows for what is known to be read later: the first that hold nothing which somebody still holds.
+    def _with_homes(self, chain: ChainHistory | None, outs: Sequence[Out], others: Mapping[int, Value]) -> list[Out]:
+        """Assign the first free rows to the results that are read later; rows are free if nobody holds their value.
 
-        What the chain reads may be among them: it is written when everything has been read.
+        The chain's own inputs may lie there: results are written after everything has been read.
         """
         used = () if chain is None else chain.used
         taken = {(v.form, v.home) for v in others.values()}
-        keeping = []
-        for out in outs:
-            if out.number in used or (self.book.keeps_all and not out.form.is_pullback):
-                keeping.append(KeptInRows(out.number, out.form, _first_free(out.form, taken)))
-        return tuple(keeping)
-
-    def _inputs(self, reads: Sequence[Reading]) -> list[Tree]:
-        """Where a recording looks for what it reads."""
-        return [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
+        keeps_all = self.book.keeps_all
+        return [
+            o._replace(home=_first_free(o.form, taken))
+            if o.number in used or (keeps_all and not o.form.is_pullback)
+            else o
+            for o in outs
+        ]
 
     def _recording(
-        self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], keeping: tuple[KeptInRows, ...]
+        self, queue: ClientQueue, chain: ChainHistory | None, reads: Sequence[Reading], outs: Sequence[Out]
     ) -> Recording | None:
-        """The chain's recording, if it is known well enough to have one."""
+        """Return the recording of a chain; None if the chain is new or cannot be recorded."""
         if chain is None or chain.refused is not None or chain.first == self.book.flush:
             return None
-        if self.book.crowded and any(kept.form.is_pullback for kept in keeping):
-            return None  # a pullback cannot move out when the lane's next client comes
+        kept = [o for o in outs if o.home is not None]
+        if self.book.crowded and any(o.form.is_pullback for o in kept):
+            return None  # a pullback cannot move out for the lane's next client
         chain.played += 1
         compiled = chain.compiles and (self.book.compiles_at_once or chain.played > COMPILE_AFTER)
-        key = chain, tuple(r.home for r in reads), keeping, compiled
+        key = chain, tuple(r.home for r in reads), tuple((o.number, o.home) for o in kept), compiled
         known = self.recordings.get(key)
         if known is not None:
             return known
         try:
-            made = self._record(key, queue, reads, keeping, compiled)
-        except Exception as error:  # numbers are tensors in a recording, and functions have many ways to mind that
+            made = self._record(key, queue, reads, kept, compiled)
+        except Exception as error:  # numbers are tensors in a recording, and functions can fail on that in many ways
             if out_of_memory(error):
                 raise  # the chain is not to blame
             why = f"{type(error).__name__}: {reason(error)}"
@@ -267,23 +242,24 @@ class Lane:
                 chain.refused = why
                 return None
             chain.compiles = False
-            log.warning("engine graph: a chain is recorded as it is, and so slower (%s)", why)
-            return self._recording(queue, chain, reads, keeping)
+            log.warning("engine graph: a chain is recorded without compiling it, and so slower (%s)", why)
+            return self._recording(queue, chain, reads, outs)
         self.recordings[key] = made
-        self.recordings.pop((*key[:-1], not compiled), None)  # the one before it was compiled
+        self.recordings.pop((*key[:-1], not compiled), None)  # the uncompiled one
         return made
 
     def _record(
-        self, what: Any, queue: ClientQueue, reads: Sequence[Reading], keeping: Sequence[KeptInRows], compiled: bool
+        self, what: Any, queue: ClientQueue, reads: Sequence[Reading], kept: Sequence[Out], compiled: bool
     ) -> Recording:
         operations = tuple(queue.operations)
         externals = tuple(self.home(("external", k), form) for k, (form, _) in enumerate(queue.externals))
-        pulls = {kept.number: LastingPull() for kept in keeping if kept.form.is_pullback}
-        rows = {kept.number: self.home(kept.home, kept.form) for kept in keeping if kept.number not in pulls}
-        common = {n: loan.buffer.tree for n, loan in queue.common.items()}
-        inputs = Inputs(self._inputs(reads), externals, common)
-        self._fill(reads, queue)  # the trial computes with true values
-        in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains by it
+        pulls = {o.number: LastingPull() for o in kept if o.form.is_pullback}
+        rows = {o.number: self.home(o.home, o.form) for o in kept if o.number not in pulls}
+        common = {n: loan.tree for n, loan in queue.common.items()}
+        read = [r.value.tree if r.home is None else self.home(r.home, r.value.form) for r in reads]
+        inputs = Inputs(read, externals, common)
+        self._fill(reads, queue)  # the trial computes with real values
+        in_place = overwritable(operations, inputs, rows) if compiled else {}  # only compiled code gains from it
 
         def body() -> None:
             made = executed(operations, inputs, frozenset(pulls), in_place)
@@ -299,43 +275,46 @@ class Lane:
         return Recording(replay, {**rows, **pulls})
 
     def _fill(self, reads: Sequence[Reading], queue: ClientQueue) -> None:
-        """What a chain reads and takes, into the rows where its recording looks for them."""
-        for home, read in zip(self._inputs(reads), reads, strict=True):
+        """Copy the inputs of a chain into the rows that its recording reads."""
+        for read in reads:
             if read.comes:
-                copy_into(home, read.value.tree)
+                copy_into(self.home(read.home, read.value.form), read.value.tree)
         for k, (form, given) in enumerate(queue.externals):
             if isinstance(given, Moved):
-                for dtype, row in self.book.bank(("external", k), form).row(self.number).items():
+                for dtype, row in self.book.rows(("external", k), form, self.number).items():
                     row.copy_(given.memory[dtype])
             else:
                 copy_into(self.home(("external", k), form), given)
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
-        """Results into their rows; what passed through unchanged is copied first, as its old row may be written."""
+        """Write results into their rows; inputs that pass through are cloned first, as their rows may be written."""
         if any(a.device != self.book.recorder.device for _, value in made for a in tree.tensors(value)):
-            raise RuntimeError("a result is not on the GPU, and a recording cannot fetch it each time")
-        safe = [(home, _moved(home, value, self.book.is_static)) for home, value in made]
-        for home, value in safe:
-            copy_into(home, value)
+            raise RuntimeError("a result is not on the GPU, and a recording cannot copy it there")
+        copies = []
+        for home, value in made:
+            for there, here in pairs(home, value):
+                moves = isinstance(here, Tensor) and not is_there(there, here)
+                copies.append((there, self._own(here) if moves else here))
+        copy_pairs(copies)
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
     def _move_in(self, queue: ClientQueue) -> None:
-        """The values of the client that was here before move out of the rows."""
+        """Move the values of the lane's last client out of the rows, if this is another client."""
         before, self.occupant = self.occupant, queue
         if before is None or before is queue:
             return
         before.collect()
         with self.book.recorder.on(self.number):
             for slot, value in before.values.items():
-                needed = slot in before.forms or slot in before.reads  # by somebody, or by a chain that waits
+                needed = slot in before.forms or slot in before.reads  # held, or read by a waiting chain
                 if needed and value.home is not None and not value.form.is_pullback:  # which keeps memory of its own
                     before.values[slot] = value._replace(tree=tree.owned(value.tree), home=None)
 
 
 @contextmanager
 def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
-    """Afterwards these rows hold what they held before."""
+    """Restore these rows afterwards."""
     before = [(home, tree.owned(home)) for home in homes]
     try:
         yield
@@ -345,33 +324,14 @@ def _unchanged(homes: Iterable[Tree]) -> Iterator[None]:
 
 
 def _first_free(form: Form, taken: set[tuple[Form, int | None]]) -> int:
-    """The first bank of rows for values of a form that is not taken; it is from now on."""
+    """Return the first bank for values of a form that is not taken, and take it."""
     home = next(n for n in range(len(taken) + 1) if (form, n) not in taken)
     taken.add((form, home))
     return home
 
 
 def with_plain_numbers(form: Form, value: Tree) -> Tree:
-    """The value with plain numbers where its form has them; the host waits for those."""
-
-    def lower(bare: Tree, own: Tree) -> Tree:
-        if isinstance(bare, dict):
-            return {k: lower(v, own[k]) for k, v in bare.items()}
-        if isinstance(bare, tuple):
-            return tree.rebuild(bare, [lower(v, o) for v, o in zip(bare, own, strict=True)])
-        return own.item() if type(bare) in NUMBERS and isinstance(own, Tensor) else own
-
-    return lower(form.bare, value) if any(type(a) in NUMBERS for a in tree.leaves(form.bare)) else value
-
-
-def _moved(home: Tree, value: Tree, static: Callable[[Tensor], bool]) -> Tree:
-    """The value with copies of tensors from rows that are not their home already."""
-    if isinstance(value, dict):
-        if all(isinstance(v, Tensor) and not static(v) for v in value.values()):
-            return value
-        return {k: _moved(home[k], v, static) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return tree.rebuild(value, [_moved(h, v, static) for h, v in zip(home, value, strict=True)])
-    if isinstance(value, Tensor) and static(value) and not is_there(home, value):
-        return value.clone()
-    return value
+    """Return the value with plain numbers where its form has them; the host waits for those."""
+    if not any(type(a) in NUMBERS for a in tree.leaves(form.bare)):
+        return value
+    return tree.map(lambda a, bare: a.item() if type(bare) in NUMBERS else a, value, form.bare)

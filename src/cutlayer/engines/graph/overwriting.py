@@ -1,4 +1,4 @@
-"""Which results of a chain can be written straight over what lies where they go, without a copy."""
+"""Find the results of a chain that can overwrite the old values in their rows directly, without a copy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,14 +13,14 @@ from cutlayer.engines.graph.queue import Operation
 
 
 def overwritable(chain: Sequence[Operation], inputs: Inputs, homes: Mapping[int, Tree]) -> dict[int, Tree]:
-    """Of the values that go home, by their numbers, those that their operations can write there themselves.
+    """Return those of the results with homes, by number, that their operations can write there themselves.
 
-    That needs a function that can, and that nothing reads what lay there once the operation is done. The chain runs
-    once to see who reads where.
+    The function must have an in-place form, and nothing may read the old value after the operation. The chain runs once
+    to see which operation reads which memory.
     """
     ran = list(running(chain, inputs, frozenset(), {}))
     reads = _reads(ran)
-    made = {own.first + k: value for own in ran for k, value in enumerate(own.made)}
+    made = [value for own in ran for value in own.made]
     found = {}
     for place, own in enumerate(ran):
         if own.first in homes and form_in_place(own.operation) is not None:
@@ -37,7 +37,7 @@ def overwritable(chain: Sequence[Operation], inputs: Inputs, homes: Mapping[int,
 
 
 def _reads(ran: Sequence[Ran]) -> list[list[Tensor]]:
-    """The tensors that each operation reads; a pullback still reads what its forward pass was given."""
+    """Return the tensors that each operation reads; a pullback still reads the arguments of its forward pass."""
     reads: list[list[Tensor]] = []
     saved: dict[int, list[Tensor]] = {}
     for own in ran:
@@ -48,7 +48,7 @@ def _reads(ran: Sequence[Ran]) -> list[list[Tensor]]:
 
 
 def _spans(home: Tree) -> list[tuple[int, int]]:
-    """From where to where in memory a value lies, for each row that it lies in."""
+    """Return the first and last address of a value in each row that it lies in."""
     spans: dict[int, tuple[int, int]] = {}
     for a in tree.tensors(home):
         start, end = _span(a)

@@ -1,17 +1,18 @@
-"""What waits to be computed for one client, and handles to it.
+"""Queues of operations that wait for one client, and handles to their results.
 
-A handle (`Promise`) names a slot of the client's queue. A chain names what it reads and makes by their order, not by
-slots, so that the chain of a step is the same as that of the step before.
+A handle (`Promise`) names a slot of the client's queue. A chain names its inputs and results by position, not by slot,
+so that the chain of a step equals that of the step before.
 """
 
 import heapq
+import itertools
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple, Self
 
 from cutlayer.core.tree import Pending, Tree
+from cutlayer.engines.graph.buffers import Loan
 from cutlayer.engines.graph.forms import Form, Memory, Path
 
 
@@ -32,7 +33,7 @@ class Cell:
 
 
 class Formed(Pending):
-    """A value, or a field of one at this path, that looks like its form; what it holds keeps the value alive."""
+    """A handle to a value of this form: the field at `path` of what it holds, and thereby keeps alive."""
 
     __slots__ = ("form", "held", "path")
 
@@ -52,33 +53,21 @@ class Formed(Pending):
 
 
 class Promise(Formed):
-    """A value of one client, or a field of one."""
+    """A handle to a value of one client, or to a field of it."""
 
     __slots__ = ("__weakref__",)
     held: Cell
 
 
-class Loan:
-    """Memory for a value that all clients read, held by the handles to the value."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: "CommonBuffer") -> None:
-        self.buffer = buffer
-
-    def __del__(self) -> None:
-        self.buffer.freed.append(self.buffer)
-
-
 class Shared(Formed):
-    """A value that is the same for all clients, or a field of one, in memory of the engine's."""
+    """A handle to a value that is the same for all clients, or to a field of it, in a buffer of the engine."""
 
     __slots__ = ()
     held: Loan
 
 
 class Moved:
-    """A value that was in another client's queue, in memory of its own; its numbers are tensors, so nobody waits."""
+    """A copy of a value of another client's queue. Its numbers are tensors, so the host does not wait for them."""
 
     __slots__ = ("form", "memory")
 
@@ -90,72 +79,37 @@ class Moved:
         return self.form.layout.of(self.memory)
 
 
-class CommonBuffer(NamedTuple):
-    """Memory for a value that all clients read."""
+class Argument(NamedTuple):
+    """An argument of an operation: a value, or the field of one at this path."""
 
-    number: int
-    form: Form
-    tree: Tree
-    memory: Memory
-    freed: "deque[CommonBuffer]"
+    source: str  # a field of `Inputs`, or "made" for the chain's own results
+    number: int  # its position in the source; of a common value, the number of its buffer
+    path: Path = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An argument: a value that an earlier chain left, or a field of it; by the order in which the chain reads them."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """An argument that this chain makes itself, or a field of it; by the order in which it makes them."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class External:
-    """An argument that comes from outside of the queue, by the order in which the chain takes them."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """An argument that is the same for all clients, or a field of it: the number of its buffer."""
-
-    number: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """An argument that is a plain number or nothing; it is part of the chain, and 1 is neither 1.0 nor True."""
+class Literal(NamedTuple):
+    """An argument that is a plain number or None. It is part of the chain, and 1 differs from 1.0 and True."""
 
     kind: type
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Several:
+class Several(NamedTuple):
     """An argument that is a plain tuple of values."""
 
     items: tuple[Any, ...]
 
 
 class Operation(NamedTuple):
-    """One operation. Its results are the next values that the chain makes."""
+    """One operation of a chain."""
 
     how: str  # call, vjp, grad or pull
-    fn: "Same"  # one and the same for functions that do the same; of None for a pullback
+    fn: "Same"  # the same object for functions of the same name; holds None for a pull
     args: tuple[Any, ...]
     cut: int | None
 
 
-NOT_KEPT = object()  # by the recording of a value's chain
+NOT_KEPT = object()  # in place of a value that a recording did not keep
 
 
 class Value(NamedTuple):
@@ -163,27 +117,27 @@ class Value(NamedTuple):
 
     form: Form
     tree: Tree  # or NOT_KEPT
-    home: int | None = None  # the number of its bank of rows, if it lies in the rows of the client's lane
-    origin: tuple[Any, int] | None = None  # the chain that made it, and which of its values it is
+    home: int | None = None  # the number of its bank, if it lies in a row of the client's lane
+    origin: tuple[Any, int] | None = None  # the chain that made it, and its number among the results
 
 
 class ClientQueue:
-    """One client's chain under way, and the values that earlier chains left in its slots."""
+    """The chain that one client's operations form, and the values that earlier chains left in its slots."""
 
     def __init__(self, client: int) -> None:
         self.client = client
-        self.freed: deque[int] = deque()  # handles die at any time
+        self.freed: deque[int] = deque()  # appended to at any time, whenever the last handle dies
         self.values: dict[int, Value] = {}
-        self.forms: dict[int, Form] = {}  # of slots that are held
+        self.forms: dict[int, Form] = {}  # of the slots that somebody holds
         self._free: list[int] = []
-        self._top = 0
+        self._unused = itertools.count()
         self.begin()
 
     def begin(self) -> None:
-        """A new chain."""
+        """Start a new chain."""
         self.operations: list[Operation] = []
-        self.reads: dict[int, int] = {}  # by slot: the number under which the chain reads what was there
-        self.made: dict[int, int] = {}  # by slot: the number of what the chain has put there
+        self.reads: dict[int, int] = {}  # by slot: the number of the input that the chain reads there
+        self.made: dict[int, int] = {}  # by slot: the number of the result that the chain puts there
         self.externals: list[tuple[Form, Tree]] = []
         self.common: dict[int, Loan] = {}
         self._num_made = 0
@@ -191,21 +145,18 @@ class ClientQueue:
 
     @property
     def asks_pullback(self) -> bool:
-        """Whether the chain reads a pullback: if it left a new one as well, it would be another chain at each step."""
+        """Whether the chain reads a pullback. If it also left a new one, it would be a different chain at each step."""
         return any(self.values[slot].form.is_pullback for slot in self.reads)
 
     def promise(self, form: Form) -> Promise:
-        """A handle to a slot that nobody held."""
+        """Return a handle to a free slot."""
         self.collect()
-        if not self._free:
-            heapq.heappush(self._free, self._top)
-            self._top += 1
-        slot = heapq.heappop(self._free)
+        slot = heapq.heappop(self._free) if self._free else next(self._unused)
         self.forms[slot] = form
         return Promise(Cell(self, slot), form)
 
     def add(self, operation: Operation, forms: tuple[Form, ...]) -> list[Promise]:
-        """Handles to what one more operation of the chain makes."""
+        """Add an operation to the chain, and return handles to its results."""
         self.operations.append(operation)
         promises = [self.promise(form) for form in forms]
         for promise in promises:
@@ -213,21 +164,21 @@ class ClientQueue:
             self._num_made += 1
         return promises
 
-    def argument(self, promise: Promise) -> Read | Made:
+    def argument(self, promise: Promise) -> Argument:
         slot = promise.held.slot
         if slot in self.made:
-            return Made(self.made[slot], promise.path)
-        return Read(self.reads.setdefault(slot, len(self.reads)), promise.path)
+            return Argument("made", self.made[slot], promise.path)
+        return Argument("reads", self.reads.setdefault(slot, len(self.reads)), promise.path)
 
-    def external(self, form: Form, value: Tree) -> External:
-        """The value as an argument, once for a chain that names it several times."""
+    def external(self, form: Form, value: Tree) -> Argument:
+        """Return a value from outside the queue as an argument; a value that is named twice is one input."""
         number = self._external_numbers.setdefault(id(value), len(self.externals))
         if number == len(self.externals):
             self.externals.append((form, value))
-        return External(number)
+        return Argument("externals", number)
 
     def collect(self) -> None:
-        """Slots whose value nobody holds any more are free."""
+        """Free the slots whose values nobody holds any more."""
         while self.freed:
             slot = self.freed.popleft()
             del self.forms[slot]
@@ -235,7 +186,7 @@ class ClientQueue:
 
 
 def name_of(fn: Any) -> Any:
-    """What stays the same about a function from step to step: it is itself, and a method is that of its object."""
+    """Return what identifies a function from step to step: the function itself, or a method and its object."""
     if isinstance(fn, MethodType):
         return fn.__func__, Same(fn.__self__)
     if not isinstance(fn, partial):
@@ -249,7 +200,7 @@ def _itself(value: Any) -> Any:
 
 
 class Same:
-    """An object, equal to itself alone, and alive as long as it is looked for."""
+    """Wraps an object for comparison by identity, and keeps it alive."""
 
     __slots__ = ("value",)
 

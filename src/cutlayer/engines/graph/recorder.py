@@ -1,9 +1,9 @@
-"""How a chain is recorded: as a CUDA graph, or, where there is no GPU, as the chain itself."""
+"""Recorders of chains: a recording is a CUDA graph or, without a GPU, the chain itself."""
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 
@@ -12,76 +12,56 @@ from cutlayer.engines.out_of_memory import out_of_memory, release
 
 Body = Callable[[], None]
 Trial = Callable[[], object]
-STREAMS = 10  # chains that run at a time; beyond that a GPU gains nothing
+STREAMS = 10  # chains that run at the same time; more streams are no faster
 
-# CUDA looks here when it starts. Streams beyond its usual 8 queues would wait for each other.
+# CUDA reads this when it starts. With its default of 8 hardware queues, some of the streams would share one and wait.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
-class Recorder(Protocol):
-    """Runs and records chains on the streams of lanes."""
-
-    device: torch.device
-
-    def on(self, lane: int) -> Any:
-        """Inside, what is computed belongs to the stream of this lane."""
-        ...
-
-    def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
-        """The body as something that can be run again and again; it has not run yet. The trial has no effect.
-
-        Bodies of different lanes that do the same have the same `what`. With `apart`, what the body leaves behind is
-        kept by memory of its own; with `compiled`, it is compiled.
-        """
-        ...
-
-    def fresh(self) -> "Recorder":
-        """One of the same kind that has recorded nothing."""
-        ...
-
-    def fork(self, lanes: set[int]) -> None:
-        """These lanes wait for what the host has asked for so far."""
-        ...
-
-    def join(self, lanes: set[int]) -> None:
-        """What the host asks for from now on waits for these lanes."""
-        ...
-
-
 class Again:
-    """A recording is the chain itself, run again: the same reads and writes of memory as on a GPU, on any device."""
+    """Runs a chain again where a GPU would replay it: the same reads and writes of memory, on any device.
+
+    Other recorders inherit from it and change what happens.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def on(self, lane: int) -> Any:
+    def on(self, lane: int) -> AbstractContextManager[Any]:
+        """Put what is computed inside on the stream of this lane."""
         return nullcontext()
 
     def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
+        """Return the body as something that can be run again and again. It has not run yet; the trial has no effect.
+
+        Bodies of different lanes that do the same have the same `what`. With `apart`, what the body leaves behind is
+        kept in memory of its own; with `compiled`, the body is compiled.
+        """
         trial()
         return body
 
-    def fresh(self) -> "Recorder":
+    def fresh(self) -> "Again":
+        """Return a recorder of the same kind that has recorded nothing."""
         return type(self)(self.device)
 
     def fork(self, lanes: set[int]) -> None:
-        """Nothing runs beside anything else."""
+        """Let these lanes wait for what the host has asked for so far."""
 
     def join(self, lanes: set[int]) -> None:
-        """Nothing runs beside anything else."""
+        """Let what the host asks for from now on wait for these lanes."""
 
 
-class Cuda:
+class Cuda(Again):
     """CUDA graphs on a few streams; the lanes of a stream take turns and share their scratch memory."""
 
     def __init__(self, device: torch.device, streams: Sequence[torch.cuda.Stream] = ()) -> None:
-        self.device = device
+        super().__init__(device)
         self._streams = streams or [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
         self._pools = [torch.cuda.graph_pool_handle() for _ in self._streams]
-        self._tried: set[tuple[int, Hashable]] = set()  # what has run on which stream
+        self._tried: set[tuple[int, Hashable]] = set()  # the trials that have run, by stream
 
-    def fresh(self) -> "Recorder":
-        return type(self)(self.device, self._streams)  # for which libraries have workspaces already
+    def fresh(self) -> "Cuda":
+        return type(self)(self.device, self._streams)  # libraries have workspaces for these streams already
 
     def on(self, lane: int) -> Any:
         return torch.cuda.stream(self._streams[lane % len(self._streams)])
@@ -95,7 +75,7 @@ class Cuda:
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-            release()  # of what trials left behind, which a capture cannot take
+            release()  # memory that trials left in the cache, which a capture cannot use
             return self._captured(number, body, apart)
 
     def _captured(self, stream: int, body: Body, apart: bool) -> Body:
@@ -106,7 +86,7 @@ class Cuda:
         try:
             body()
         except BaseException:
-            with suppress(RuntimeError):  # which would only tell that there was an error
+            with suppress(RuntimeError):  # it only repeats that there was an error
                 graph.capture_end()
             if not apart:
                 self._pools[stream] = torch.cuda.graph_pool_handle()  # the old one may be half open
@@ -115,10 +95,10 @@ class Cuda:
         return graph.replay
 
     def _try(self, stream: int, what: Hashable, trial: Trial) -> None:
-        """Once on every stream, as libraries keep workspaces for each: other lanes compute the same elsewhere."""
+        """Run the trial once on each stream, as libraries allocate a workspace for each."""
         if (stream, what) in self._tried:
             return
-        trial()  # compiles what is to be compiled
+        trial()  # compiles functions, if they are to be compiled
         with _no_waiting():
             trial()
         self._tried.add((stream, what))
@@ -139,7 +119,7 @@ class Cuda:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Inside, what makes the host wait for the GPU is an error: a recording cannot hold it."""
+    """Inside, raise an error if the host would wait for the GPU: a recording cannot contain that."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""Tensors that lie side by side in one row of memory, so that an update of all of them is one operation on the row."""
+"""Named tensors side by side in one row of memory, so that updating all of them is one operation on the row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from cutlayer.core.precision import is_in_bfloat16
 from cutlayer.core.state import Grads, Part, Tensors
 from cutlayer.core.torch_private import foreach_copy_
 
-KERNEL_DIMENSIONS = 4  # of a convolution over images
-ALIGNMENT = 16  # bytes: what matrix units ask of the tensors that they read
+KERNEL_DIMENSIONS = 4  # of the weights of a convolution over images
+ALIGNMENT = 16  # bytes; matrix units need aligned tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a tensor lies in the row of its type."""
+    """Where a tensor lies in the row of its dtype."""
 
     dtype: torch.dtype
     start: int
@@ -30,7 +30,7 @@ class Position:
 
     @property
     def end(self) -> int:
-        """Where the next tensor of the row may begin."""
+        """The first place at which the next tensor of the row may begin."""
         step = max(1, ALIGNMENT // self.dtype.itemsize)
         return self.start + -(-self.size // step) * step
 
@@ -43,26 +43,23 @@ class Position:
 
 
 class Rows(dict[str, Tensor]):
-    """Named tensors that are views of rows, one row a type."""
+    """Named tensors that are views of rows, one row for each dtype."""
 
     def __init__(self, rows: Mapping[torch.dtype, Tensor], positions: Mapping[str, Position]) -> None:
         super().__init__({name: place.of(rows[place.dtype]) for name, place in positions.items()})
         self.rows, self.positions = rows, positions
 
-    def like(self, rows: Mapping[torch.dtype, Tensor]) -> "Rows":
-        """The same names in other rows."""
-        return Rows(rows, self.positions)
-
     def clone(self) -> Tensors:
-        """Copies that lie side by side, too; to autograd, a change of one in place is no change of the others."""
-        copies = self.like({dtype: row.clone() for dtype, row in self.rows.items()})
+        """Return copies, also side by side. For autograd, changing one in place does not change the others."""
+        copies = Rows({dtype: row.clone() for dtype, row in self.rows.items()}, self.positions)
         return {name: value.data for name, value in copies.items()}
 
     def leaves(self, kernels: torch.dtype | None) -> Tensors:
-        """The tensors to differentiate by; with a type, kernels of convolutions in it, converted at once.
+        """Return the tensors to differentiate with respect to; with a dtype, convolution kernels are converted to it.
 
-        They are many, and autocast converts each of them; others it may leave alone: matrices such as embeddings, and
-        scales or positions that are spread over all samples. With one output, a kernel cannot be told from these.
+        All kernels are converted in one operation, where autocast would convert each by itself. Other tensors stay as
+        they are, as autocast may not convert them: matrices such as embeddings, and scales or positions that are
+        broadcast over all samples. A kernel with one output channel looks like these, so it stays as it is, too.
         """
         kept = {name: value.detach() for name, value in self.items()}
         if kernels is not None:
@@ -73,9 +70,9 @@ class Rows(dict[str, Tensor]):
         return {name: value.requires_grad_() for name, value in kept.items()}
 
     def gathered(self, values: Tensors) -> Tensors:
-        """Copies of these values, of the same names, side by side in new rows."""
+        """Copy values of the same names into new rows."""
         rows = {dtype: torch.empty_like(row) for dtype, row in self.rows.items()}
-        copies = self.like(rows)
+        copies = Rows(rows, self.positions)
         for dtype, row in rows.items():
             for start, end in self._gaps(dtype, len(row)):
                 row[start:end].zero_()
@@ -83,13 +80,13 @@ class Rows(dict[str, Tensor]):
         return copies
 
     def _gaps(self, dtype: torch.dtype, size: int) -> list[tuple[int, int]]:
-        """Stretches of the row between its tensors, which count as zeros."""
+        """Return the gaps between the tensors of a row, which must hold zeros."""
         own = [place for place in self.positions.values() if place.dtype == dtype]
         ends = [0, *(place.start + place.size for place in own)]
         return [(end, start) for end, start in zip(ends, [*(p.start for p in own), size], strict=True) if start > end]
 
     def packed(self, values: Tensors) -> Mapping[torch.dtype, Tensor]:
-        """These values, of the same names, as such rows: the rows that they lie in already, or copies."""
+        """Return values of the same names as rows: the rows that they lie in already, or copies."""
         if isinstance(values, Rows) and values.positions == self.positions:
             return values.rows
         return {dtype: self._packed(dtype, row, values) for dtype, row in self.rows.items()}
@@ -99,7 +96,7 @@ class Rows(dict[str, Tensor]):
         first = own[0][0]
         if all(_lies_in_such_a_row(value, at, first, row) for value, at in own):
             return first.as_strided(row.shape, (1,), 0)
-        gaps = dict(self._gaps(dtype, len(row)))  # by where they start
+        gaps = dict(self._gaps(dtype, len(row)))  # from start to end
         zeros = row.new_zeros(max((end - start for start, end in gaps.items()), default=0))
         pieces: list[Tensor] = [zeros[: gaps[0]]] if 0 in gaps else []
         for value, at in own:
@@ -109,7 +106,7 @@ class Rows(dict[str, Tensor]):
 
 
 def _lies_in_such_a_row(value: Tensor, at: Position, first: Tensor, row: Tensor) -> bool:
-    """Whether a value lies at its place in memory that is one such row, the same as that of the first value."""
+    """Whether a value lies at its position in a row like this one, the same row as the first value."""
     memory = value.untyped_storage()
     return (
         value.dtype == at.dtype
@@ -121,13 +118,13 @@ def _lies_in_such_a_row(value: Tensor, at: Position, first: Tensor, row: Tensor)
 
 
 def _flat(value: Tensor, at: Position) -> Tensor:
-    """The numbers of a value in the order in which they lie at this place."""
+    """Return the numbers of a value in the order in which they lie at this position."""
     order = sorted(range(value.dim()), key=lambda d: -at.strides[d])
     return value.permute(order).reshape(-1)
 
 
 def copy_all(into: Sequence[Tensor], of: Sequence[Tensor]) -> None:
-    """Copy each tensor into the other, all of a type at once."""
+    """Copy each tensor of `of` into its counterpart, all tensors of equal types in one operation."""
     types = [(there.dtype, here.dtype) for there, here in zip(into, of, strict=True)]
     for own in dict.fromkeys(types):
         chosen = [k for k, types_of_k in enumerate(types) if types_of_k == own]
@@ -150,7 +147,7 @@ def _(values: Rows, names: tuple[str, ...]) -> Tensors:
 
 
 def fits(part: Part, grads: Grads) -> bool:
-    """Whether the part lies in rows, all of one order, and every value of it has a gradient."""
+    """Whether the part lies in rows with the same order of names, and every parameter has a gradient."""
     kept = (part.params, *part.moments.values(), *([part.start] if part.start else []))
     return (
         isinstance(part.params, Rows)
@@ -161,7 +158,7 @@ def fits(part: Part, grads: Grads) -> bool:
 
 
 def together(part: Part, grads: Grads) -> tuple[Part, Grads]:
-    """What changes of the part, and its gradients, with one row for all tensors of a type."""
+    """Return what changes of a part, and its gradients, with one row for all tensors of a dtype."""
     packed = part._replace(
         params=_packed(part.params, part.params),
         frozen={},
@@ -176,13 +173,13 @@ def together(part: Part, grads: Grads) -> tuple[Part, Grads]:
 
 
 def within(part: Part) -> tuple[Tensors, dict[str, Tensors]]:
-    """The rows themselves that hold the parameters and the moments of a part."""
+    """Return the rows that hold the parameters and the moments of a part."""
     moments = {kind: _packed(of_kind, of_kind) for kind, of_kind in part.moments.items()}
     return _packed(part.params, part.params), moments
 
 
 def apart(packed: Part, part: Part) -> Part:
-    """The packed part with the names of the part that it was made of."""
+    """Undo `together`: return the packed part with the names of the original part."""
     buffers = packed.buffers
     if isinstance(part.buffers, Rows) and buffers.keys() != part.buffers.keys():
         buffers = _unpacked(part.buffers, buffers)
@@ -196,11 +193,11 @@ def apart(packed: Part, part: Part) -> Part:
 
 
 def _packed(like: Tensors, values: Tensors) -> Tensors:
-    """The rows of these values, in the order of the others, by the names of their types."""
+    """Return values as rows laid out like the others, by the name of the dtype."""
     assert isinstance(like, Rows)
     return {str(dtype): row for dtype, row in like.packed(values).items()}
 
 
 def _unpacked(like: Tensors, rows: Tensors) -> Rows:
     assert isinstance(like, Rows)
-    return like.like({row.dtype: row for row in rows.values()})
+    return Rows({row.dtype: row for row in rows.values()}, like.positions)

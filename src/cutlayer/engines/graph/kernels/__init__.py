@@ -1,1 +1,1 @@
-"""Operations that this package computes by kernels of its own on a GPU, and where a traced function uses them."""
+"""GPU kernels of this package, and the rewriting of traced functions that puts them to use."""

@@ -1,7 +1,7 @@
-"""Batch normalisation of images in training, with what often follows it: the sum with a shortcut, and a ReLU.
+"""Batch normalisation of images in training, fused with the sum with a shortcut and the ReLU that often follow it.
 
-Torch's compiler can compile around these operations. On a GPU they are Triton kernels, elsewhere the plain formulas;
-both compute in float32 (float64 for float64) and round once, at the end. Results lie channels last.
+Torch's compiler can compile around these operations. On a GPU they are Triton kernels, elsewhere plain formulas. Both
+compute in float32 (float64 for float64) and round once, at the end. Results are channels last.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-IMAGES = (0, 2, 3)  # the dimensions that statistics are taken over
+IMAGES = (0, 2, 3)  # the dimensions over which statistics are computed
 Normalised = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # y, mean, 1 / deviation, and the two new running values
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of x, of the sum before the ReLU, of weight and of bias
 LAST = torch.channels_last
-LARGEST = 2**31  # numbers in a tensor that the kernels count with 32 bits
+LARGEST = 2**31  # numbers in a tensor up to which the kernels' 32-bit indices suffice
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The type that statistics of values of this type are computed and kept in."""
+    """Return the dtype in which statistics of values of this dtype are computed and kept."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -34,7 +34,7 @@ def batch_norm(
     eps: float,
     relu: bool,
 ) -> Normalised:
-    """Normalise over a batch of images; the running values are not written but given back anew."""
+    """Normalise a batch of images; the running values are not written, new ones are returned."""
     if residual is not None:
         residual = residual.contiguous(memory_format=LAST)
     running = running_mean.contiguous(), running_var.contiguous()
@@ -51,9 +51,9 @@ def batch_norm(
 def batch_norm_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, relu: bool
 ) -> Gradients:
-    """The gradients. With y, where the ReLU stood still is read from it, and the gradient of the sum is given, too.
+    """Return the gradients. With y, the ReLU's mask is read from y, and the gradient of the sum is returned, too.
 
-    Without y that is computed from x, as nothing was added; the second gradient is then empty.
+    Without y, nothing was added: the mask is computed from x, and the second gradient is empty.
     """
     if y is not None:
         y = y.contiguous(memory_format=LAST)
@@ -78,7 +78,7 @@ def plain_forward(
     eps: float,
     relu: bool,
 ) -> Normalised:
-    """The formulas, in torch's operations."""
+    """Compute the forward pass by plain torch operations."""
     values = x.to(computed_in(x.dtype))
     mean, count = values.mean(IMAGES), x.numel() // x.shape[1]
     centred = values - _wide(mean)
@@ -97,13 +97,13 @@ def plain_forward(
 def plain_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, relu: bool
 ) -> Gradients:
-    """The formulas, in torch's operations."""
+    """Compute the backward pass by plain torch operations."""
     centred = x.to(mean.dtype) - _wide(mean)
     hat = centred * _wide(rstd)
     inner = dy.to(mean.dtype)
     if relu:
         stood_still = (centred * _wide(rstd * weight) + _wide(bias) if y is None else y) <= 0
-        inner = inner.masked_fill(stood_still, 0)  # not so where y is no number: torch lets that through, too
+        inner = inner.masked_fill(stood_still, 0)  # NaN passes, as in torch
     dbias, dweight = inner.sum(IMAGES), (inner * hat).sum(IMAGES)
     count = x.numel() // x.shape[1]
     dx = _wide(weight * rstd) * (inner - _wide(dbias / count) - hat * _wide(dweight / count))
@@ -146,7 +146,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Normalised) -> None:
 
 
 def _differentiate(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    dy = dy.contiguous(memory_format=LAST)  # here, where the compiler can do it as dy is made
+    dy = dy.contiguous(memory_format=LAST)  # here, where the compiler can fuse it with what makes dy
     dx, dsum, dweight, dbias = batch_norm_backward(dy, *ctx.saved_tensors, ctx.relu)
     added = (dsum if ctx.relu else dy) if ctx.adds else None
     return dx, added, dweight, dbias, None, None, None, None, None

@@ -1,11 +1,11 @@
-"""Kernels for batch normalisation: two forward and two backward, or one each where a channel has few numbers.
+"""Triton kernels for batch normalisation: two forwards and two backwards, or one each if a channel has few numbers.
 
-Images that lie channels last are a matrix, a row a pixel and a column a channel. The first kernel of a pass takes the
-matrix in pieces, some rows of some channels each, and keeps what it has found in each piece: mean and sum of squared
-deviations, or the two sums that the gradient needs. The second kernel takes pieces as well; each of its programs joins
-what was found for its channels and then writes its own rows, and those of the first rows write the values per channel.
-Means and deviations are joined as such, and not from sums of squares, whose difference would lose digits. Nothing is
-added up by atomic operations and no size is chosen by timing: the same input gives the same bits.
+Images that lie channels last are a matrix with a row for each pixel and a column for each channel. The first kernel of
+a pass splits the matrix into pieces, some rows of some channels each, and stores the statistics of each piece: mean and
+sum of squared deviations, or the two sums that the gradient needs. The second kernel works on pieces, too: each program
+combines the statistics of its channels and writes its own rows; the programs of the first rows also write the values
+per channel. Means and deviations are combined directly, not from sums of squares, whose difference would lose digits.
+There are no atomic additions and no sizes chosen by timing, so the same input gives the same bits.
 """
 
 from typing import Any, NamedTuple
@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 32  # of a piece: 64 bytes of bfloat16 side by side
-CHANNELS_AT_ONCE = 16  # where a program takes all rows of its channels, so that there are more programs
-TILE = 4096  # numbers that a program has in hand at a time: 16 a thread
+CHANNELS = 32  # of a piece: 64 contiguous bytes of bfloat16
+CHANNELS_AT_ONCE = 16  # if a program takes all rows of its channels; fewer channels make more programs
+TILE = 4096  # numbers that a program holds at a time: 16 for each thread
 WARPS = 8
-ROWS_AT_ONCE = 1024  # the most rows that one program takes for itself, without a kernel before
+ROWS_AT_ONCE = 1024  # up to so many rows, one kernel does the whole pass
 PIECES = 64  # programs of a kernel, about: fewer than a GPU has processors, as other kernels run beside it
 
 
 @triton.jit
 def _inside(rows, stop, columns, C: tl.constexpr, BC: tl.constexpr):
-    """Which numbers of a tile there are."""
+    """Return the mask of the numbers of a tile that exist."""
     inside = (rows < stop)[:, None]
     if C % BC:
         inside = inside & (columns < C)[None, :]
@@ -34,7 +34,7 @@ def _inside(rows, stop, columns, C: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _moments(x, columns, start, stop, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, T: tl.constexpr):
-    """Mean and sum of squared deviations of each channel over some rows: first along each place of the tile."""
+    """Return mean and sum of squared deviations of each channel over some rows, first for each place of the tile."""
     lane = tl.arange(0, BR)
     mean = tl.zeros((BR, BC), dtype=T)
     squares = tl.zeros((BR, BC), dtype=T)
@@ -57,7 +57,7 @@ def _moments(x, columns, start, stop, C: tl.constexpr, BC: tl.constexpr, BR: tl.
 def _joined_moments(
     means, squares, columns, M, chunk, C: tl.constexpr, BC: tl.constexpr, G: tl.constexpr, T: tl.constexpr
 ):
-    """The moments of all rows from those of the pieces."""
+    """Combine the moments of the pieces into those of all rows."""
     piece = tl.arange(0, G)
     size = tl.maximum(tl.minimum(M - piece * chunk, chunk), 0)
     at = piece[:, None] * C + columns[None, :]
@@ -115,13 +115,13 @@ def _normalise_kernel(
         if residual is not None:
             values += tl.load(residual + at, mask=inside, other=0.0).to(T)
         if RELU:
-            values = tl.where(values < 0.0, 0.0, values)  # what is no number stays so
+            values = tl.where(values < 0.0, 0.0, values)  # NaN stays NaN
         tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _per_channel(mean, rstd, weight, bias, columns, known):
-    """Mean and 1 / deviation of these channels, and by what the layer multiplies and what it adds."""
+    """Return mean and 1 / deviation of these channels, and the scale and shift of the layer."""
     own_rstd = tl.load(rstd + columns, mask=known, other=0.0)
     scale = own_rstd * tl.load(weight + columns, mask=known, other=0.0)
     shift = tl.load(bias + columns, mask=known, other=0.0)
@@ -133,9 +133,9 @@ def _tile(
     dy, x, y, dsum, columns, first, stop, mean, scale, shift, RELU: tl.constexpr,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Of some rows: where they lie, which there are, their deviations, and the gradient before the ReLU, perhaps kept.
+    """Return offsets, mask, deviations and the gradient before the ReLU of some rows; with dsum, store that gradient.
 
-    The ReLU stood still where y, or else what it was computed from, is not positive.
+    The ReLU blocks the gradient where y, or else the value that y was computed from, is not positive.
     """
     rows = first + tl.arange(0, BR)
     inside = _inside(rows, stop, columns, C, BC)
@@ -156,7 +156,7 @@ def _sums(
     dy, x, y, dsum, columns, start, stop, mean, scale, shift, RELU: tl.constexpr,
     C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Sums over some rows of the gradient, and of the gradient times the deviation; may keep the gradient itself."""
+    """Sum the gradient, and the gradient times the deviation, over some rows; with dsum, store the gradient."""
     plain = tl.zeros((BR, BC), dtype=T)
     times = tl.zeros((BR, BC), dtype=T)
     for first in range(start, stop, BR):
@@ -213,19 +213,15 @@ def _gradient_kernel(
 
 
 class Cut(NamedTuple):
-    """How a matrix is cut into pieces."""
+    """How a matrix is split into pieces."""
 
     grid: tuple[int, int]  # pieces of rows, pieces of channels
     chunk: int  # rows of a piece
-    sizes: dict[str, Any]  # constants of the kernels
-
-    @property
-    def is_whole(self) -> bool:
-        return self.grid[0] == 1
+    sizes: dict[str, Any]  # compile-time constants of the kernels
 
 
 def cut(x: Tensor) -> Cut:
-    """The pieces for images of this form; one piece has all rows where they are few."""
+    """Choose the pieces for images of this shape; with few rows, one piece has them all."""
     channels = x.shape[1]
     count = x.numel() // channels
     is_whole = count <= ROWS_AT_ONCE
@@ -251,13 +247,13 @@ def forward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`cutlayer::batch_norm` of images that lie channels last."""
-    (grid, chunk, sizes), count = (pieces := cut(x)), x.numel() // x.shape[1]
+    """Compute `cutlayer::batch_norm` of images that lie channels last."""
+    (grid, chunk, sizes), count = cut(x), x.numel() // x.shape[1]
     y = torch.empty_like(x, memory_format=torch.channels_last)
     mean, rstd, new_mean, new_var = (torch.empty_like(running_mean) for _ in range(4))
     found: tuple[Tensor | None, Tensor | None] = None, None
-    if not pieces.is_whole:
-        found = _kept(pieces, mean)
+    if grid[0] > 1:
+        found = _kept(grid[0], mean)
         _moments_kernel[grid](x, *found, count, chunk, **sizes)
     _normalise_kernel[grid](
         x, residual, weight, bias, running_mean, running_var, y, mean, rstd, new_mean, new_var, *found,
@@ -269,17 +265,17 @@ def forward(
 def backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`cutlayer::batch_norm_backward` of images that lie channels last."""
-    (grid, chunk, sizes), count = (pieces := cut(x)), x.numel() // x.shape[1]
+    """Compute `cutlayer::batch_norm_backward` of images that lie channels last."""
+    (grid, chunk, sizes), count = cut(x), x.numel() // x.shape[1]
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     dsum = None if y is None else torch.empty_like(dx)
     dweight, dbias = torch.empty_like(mean), torch.empty_like(mean)
     found: tuple[Tensor | None, Tensor | None] = None, None
     source, seen, kept = dy, y, dsum
-    if not pieces.is_whole:
-        found = _kept(pieces, mean)
+    if grid[0] > 1:
+        found = _kept(grid[0], mean)
         _sums_kernel[grid](dy, x, y, weight, bias, mean, rstd, dsum, *found, count, chunk, relu, **sizes)
-        if dsum is not None:  # then it is there already, and read instead of dy and y
+        if dsum is not None:  # it is computed already, so it is read instead of dy and y
             source, seen, kept, relu = dsum, None, None, False
     _gradient_kernel[grid](
         source, x, seen, weight, bias, mean, rstd, dx, kept, dweight, dbias, *found, count, chunk, grid[0], relu,
@@ -288,7 +284,6 @@ def backward(
     return dx, x.new_empty(0) if dsum is None else dsum, dweight, dbias
 
 
-def _kept(pieces: Cut, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for two numbers of each piece and channel."""
-    shape = pieces.grid[0], len(like)
-    return like.new_empty(shape), like.new_empty(shape)
+def _kept(pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate two numbers for each piece and channel."""
+    return like.new_empty(pieces, len(like)), like.new_empty(pieces, len(like))

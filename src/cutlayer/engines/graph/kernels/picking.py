@@ -1,7 +1,7 @@
-"""Where a traced function has a convolution of 1x1 that strides, the pixels that it reads are picked out before it.
+"""Rewrite strided 1x1 convolutions of a traced function: pick out the pixels that they read first.
 
-Shortcuts of residual networks are such convolutions. Without a stride they are products of matrices, forwards and
-backwards; with one, cuDNN takes slower kernels that go over all pixels.
+Shortcuts of residual networks are such convolutions. Without a stride they are matrix products, forwards and backwards;
+with a stride, cuDNN uses slower kernels that go over all pixels.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from torch.fx import GraphModule, Node
 
 _aten = torch.ops.aten
 CONVOLUTION = _aten.conv2d.default
-UNSAID: tuple[Any, ...] = (None, [1, 1], [0, 0])  # bias, stride and padding
+UNSAID: tuple[Any, ...] = (None, [1, 1], [0, 0])  # the defaults of bias, stride and padding
 ROWS, COLUMNS, END = 2, 3, 2**63 - 1
 
 
 def with_picked_pixels(traced: GraphModule) -> GraphModule:
-    """The same function, changed in place, in which no convolution of 1x1 strides."""
+    """Rewrite the function in place, so that no 1x1 convolution has a stride."""
     for node in list(traced.graph.nodes):
         if node.target is CONVOLUTION and _can_pick(node):
             _pick(traced, node)
@@ -33,7 +33,7 @@ def _can_pick(node: Node) -> bool:
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:
-    """With those that were not said."""
+    """Return the arguments of a convolution, with the defaults of those that were left out."""
     return *node.args, *UNSAID[len(node.args) - 2 :]
 
 
@@ -43,5 +43,5 @@ def _pick(traced: GraphModule, node: Node) -> None:
     with graph.inserting_before(node):
         rows = graph.call_function(_aten.slice.Tensor, (x, ROWS, 0, END, down))
         pixels = graph.call_function(_aten.slice.Tensor, (rows, COLUMNS, 0, END, across))
-        picked = graph.call_function(_aten.clone.default, (pixels,))  # side by side, in the order that x has
+        picked = graph.call_function(_aten.clone.default, (pixels,))  # contiguous, in the memory format of x
     node.args = picked, weight, bias, [1, 1], *rest
