@@ -4,19 +4,16 @@ import re
 
 from cutlayer import registry
 from cutlayer.errors import ConfigError
-from cutlayer.recipes import cut_layer, first, hasfl, hosfl, smofi
-from cutlayer.recipes.recipe import EXPERIMENTS, Apart, Published, Recipe, Sweep
+from cutlayer.recipes import cut_layer, first, hasfl, hosfl, smofi  # noqa: F401, for they register their recipes
+from cutlayer.recipes.compose import EXPERIMENTS
+from cutlayer.recipes.published import PUBLISHED
+from cutlayer.recipes.recipe import Apart, Published, Recipe, Sweep
 from cutlayer.recipes.scale import unscaled
 from cutlayer.runs.config import Run
 
 __all__ = ["RECIPES", "Apart", "Published", "Recipe", "Sweep", "of", "present", "recipe", "runs"]
 
-RECIPES = {
-    name: made
-    for module in (first, smofi, cut_layer, hasfl, hosfl)
-    for name, made in EXPERIMENTS.items()
-    if made.__module__ == module.__name__
-}
+RECIPES = {name: EXPERIMENTS[name] for name in PUBLISHED}
 RENAMED = {f"smofi_figure{number}": f"smofi_fig{number}" for number in (1, 3, 4, 5, 9, 10, 11)}
 
 

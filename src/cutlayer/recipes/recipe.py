@@ -1,9 +1,8 @@
 """What a recipe is: the runs of an experiment, what its paper printed, and how to draw it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import wraps
 from typing import Literal
 
 from cutlayer.runs.config import Run
@@ -61,6 +60,7 @@ class Recipe:
     """An experiment. Runs whose names agree up to the last word are one panel: a data set, a table, a picture."""
 
     runs: tuple[Run, ...]
+    title: str = ""  # what it is, in a line
     source: str = ""  # paper and table
     published: Mapping[str, Published] = field(default_factory=dict)  # by the name of a run
     traffic: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by run: as printed, in rows of `traffic`
@@ -79,21 +79,3 @@ class Recipe:
     def of_paper(self) -> bool:
         """Whether a paper has printed something of it."""
         return bool(self.published or self.traffic or self.statements or self.claims)
-
-
-EXPERIMENTS: dict[str, Callable[[], Recipe]] = {}
-OURS = "an experiment of this package"
-
-
-def experiment(source: str = "") -> Callable[[Callable[[str], Recipe]], Callable[[], Recipe]]:
-    """Make a recipe of a function: it is known by the function's name, which the function is given."""
-
-    def register(make: Callable[[str], Recipe]) -> Callable[[], Recipe]:
-        @wraps(make)
-        def recipe() -> Recipe:
-            return replace(make(make.__name__), source=source)
-
-        EXPERIMENTS[make.__name__] = recipe
-        return recipe
-
-    return register
