@@ -116,17 +116,21 @@ def _works(split: Split, opt: Transform, perturbations: int, overlaps: tuple[int
         *(ClientWork("HO-SFL", partial(_hybrid, client, seeds), client.overlap) for client in hybrids),
         ClientWork("ZO-SFL", partial(_zeroth, zeroth, seeds[0])),
         ClientWork("SFL", partial(_first_order, first)),
-        ClientWork("full local training", partial(_local, full), whole=True),
+        ClientWork(
+            "full local training",
+            lambda part, x, y: full.update(part, gradient(full.loss, [part, x, y, KEY], None)),
+            whole=True,
+        ),
     )
 
 
-# -- a step of each client, which lets go of what it needs no more -----------------------------------------------------
+# A step of each client. Random tensors stand in for the server's answers, and what is no longer needed is freed.
 
 
 def _hybrid(client: HybridClient, seeds: Tensor, part: Part, x: Any, y: Tensor) -> Part:
     z = client.forward(part, x, KEY)
     ahead = client.ahead(part, x, KEY, seeds)
-    slopes = client.slopes(part, x, KEY, seeds, z, _gradient_at(z), ahead)
+    slopes = client.slopes(part, x, KEY, seeds, z, torch.randn_like(z), ahead)
     del z, ahead
     return client.update(part, seeds, slopes)
 
@@ -140,15 +144,6 @@ def _zeroth(client: ZerothClient, seed: Tensor, part: Part, x: Any, y: Tensor) -
 
 def _first_order(client: SplitClient, part: Part, x: Any, y: Tensor) -> Part:
     z, pull = vjp(client.forward, [part, x, KEY], None)
-    grads = pull(_gradient_at(z))
+    grads = pull(torch.randn_like(z))
     del z, pull
     return client.update(part, grads)
-
-
-def _local(client: FedAvg, part: Part, x: Any, y: Tensor) -> Part:
-    return client.update(part, gradient(client.loss, [part, x, y, KEY], None))
-
-
-def _gradient_at(z: Tensor) -> Tensor:
-    """What a server would answer."""
-    return torch.randn_like(z)
