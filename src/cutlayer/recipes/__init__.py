@@ -18,23 +18,23 @@ RENAMED = {f"smofi_figure{number}": f"smofi_fig{number}" for number in (1, 3, 4,
 
 
 def recipe(name: str, where: str = "") -> Recipe:
-    """The recipe of this name; `where` tells a user which file the name is in."""
+    """Return the recipe of this name; `where` is the file that names it, for the error message."""
     if name in RENAMED:
         raise ConfigError(f"recipe {name} is now called {RENAMED[name]}{f' (in {where})' if where else ''}")
     return registry.find("recipe", RECIPES, name, where)()
 
 
 def runs(name: str) -> tuple[Run, ...]:
-    """The runs of a recipe."""
+    """Return the runs of a recipe."""
     return recipe(name).runs
 
 
 def of(run_name: str) -> Recipe | None:
-    """The recipe that a run belongs to, at whatever scale: its name's first word says so."""
+    """Return the recipe that a run belongs to at any scale, by the first word of its name."""
     word = unscaled(present(run_name)).partition("/")[0]
     return RECIPES[word]() if word in RECIPES else None
 
 
 def present(run_name: str) -> str:
-    """The name that a run has today, which may have been trained when its recipe was called otherwise."""
+    """Return a run's name today; its recipe may have had another name when the run was trained."""
     return re.sub(r"^[^@/]+", lambda word: RENAMED.get(word[0], word[0]), run_name)

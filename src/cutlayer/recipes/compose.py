@@ -16,9 +16,10 @@ EXPERIMENTS: dict[str, Callable[[], Recipe]] = {}
 def experiment(
     *, against: Callable[[str], str] | None = None, figure: tuple[Sweep, ...] = ()
 ) -> Callable[[Callable[[], Panels]], Callable[[], Recipe]]:
-    """Make a recipe of a function that returns its panels; all else is in the paper's file, under the function's name.
+    """Make a recipe of a function that returns its panels.
 
-    `against` maps a run's label to that of the run it is raced against; `figure` is the recipe's.
+    All else about the recipe is in the paper's file, under the function's name. `against` maps the label of a run to
+    that of the run it is compared with, in the same panel; `figure` is the recipe's.
     """
 
     def register(panels: Callable[[], Panels]) -> Callable[[], Recipe]:
@@ -51,47 +52,47 @@ def label(run: Run) -> str:
 
 
 def _beside(run: Run, label: str) -> str:
-    """The name of the run with this label in the same panel."""
+    """Return the name of the run with this label in the same panel."""
     return f"{run.name.rpartition('/')[0]}/{label}"
 
 
 def decayed(lr: float, decay: float = 0.998) -> dict[str, Any]:
-    """A learning rate that falls by a factor after every round."""
+    """Return a learning rate that falls by a factor after every round."""
     return {"schedule": "exponential", "lr": lr, "decay": decay}
 
 
 def cosine(lr: float, rounds: int) -> dict[str, Any]:
-    """A learning rate that falls to 0 along half a cosine."""
+    """Return a learning rate that falls to 0 along half a cosine."""
     return {"schedule": "cosine", "lr": lr, "rounds": rounds}
 
 
 def drawn_by_torch(model: str, **options: Any) -> Choice:
-    """A network with torch's own initial weights: papers that name none, and whose code draws none, have those."""
+    """Return a network with torch's initial weights, for papers that name none and whose code draws none."""
     return Choice(model, {"init": "torch", **options})
 
 
 def using(run: Run, method: str, **options: Any) -> Run:
-    """The run with this method."""
+    """Return the run with this method."""
     return replace(run, method=Choice(method, options))
 
 
 def trained(run: Run, **options: Any) -> Run:
-    """The run with these options of its optimiser added or changed."""
+    """Return the run with these options of its optimiser added or changed."""
     return replace(run, optimiser=Choice(run.optimiser.name, {**run.optimiser.options, **options}))
 
 
 def batched(run: Run, **changes: Any) -> Run:
-    """The run with these settings of its batches changed."""
+    """Return the run with these settings of its batches changed."""
     return replace(run, batching=replace(run.batching, **changes))
 
 
 def momentum_sgd(lr: Any, weight_decay: float = 5e-4) -> Choice:
-    """SGD with a momentum of 0.9."""
+    """Return SGD with a momentum of 0.9."""
     return Choice("sgd", {"lr": lr, "momentum": 0.9, "weight_decay": weight_decay})
 
 
 def dirichlet(alpha: float, min_size: int) -> Choice:
-    """Uneven clients, each with at least `min_size` samples: a client with less than a batch could not train."""
+    """Return an uneven partition with at least `min_size` samples a client; below a batch a client could not train."""
     return Choice("dirichlet", {"alpha": alpha, "min_size": min_size})
 
 

@@ -1,7 +1,7 @@
 """The tables of "The Impact of Cut Layer Selection in Split Federated Learning" (Dachille, Huang and Liu, 2025).
 
 Each table has two recipes: as the paper states its settings, and as its authors' public code and result files show
-that the printed numbers were made. The two differ in optimisers, schedules, networks, weights, orders and rounds.
+that the printed numbers were obtained. The two differ in optimisers, schedules, networks, weights, orders and rounds.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ IMAGES = {
 
 
 def by_cut(run: Run) -> Runs:
-    """The run cut after each stage of its network."""
+    """Return the run cut after each stage of its network."""
     cuts = LAST_BLOCKS[run.model.name]
     return {f"{run.method.name}-cut{k}": replace(run, cut=cut) for k, cut in enumerate(cuts, start=1)}
 
@@ -117,10 +117,10 @@ def cut_table4_as_run() -> Panels:
 
 
 def _made(run: Run, *, fedavg: Mapping[str, Choice], v1: Choice = ADAM, keep_last: tuple[str, ...] = ()) -> Runs:
-    """What the authors' files show for one column of a table.
+    """Return the runs of one column of a table as the authors' files show them.
 
-    `fedavg` has the optimisers of FedAvg's runs by label, `v1` is that of SFL-V1's clients, whose server keeps its
-    learning rate constant. The methods in `keep_last` do not leave out the last, smaller batch of a pass.
+    `fedavg` has the optimisers of FedAvg's runs by label. `v1` is the optimiser of SFL-V1, whose server keeps the
+    learning rate constant. The methods in `keep_last` train on the last, smaller batch of a pass too.
     """
 
     def falling(optimiser: Choice) -> Choice:

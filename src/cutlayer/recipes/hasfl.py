@@ -15,7 +15,7 @@ PARTITIONS: Mapping[str, Choice] = {"iid": Choice("iid"), "shards": Choice("shar
 INTERVAL = 15
 BATCH = 16  # where it is fixed
 CUT = 8  # where it is fixed: of the 16 layers of VGG-16
-LEAST_BATCH = 8  # where it is planned: the networks of the paper's recipes have BatchNorm, which needs a few samples
+LEAST_BATCH = 8  # where it is planned: BatchNorm in the paper's networks needs a few samples
 TABLE1: Mapping[str, float | tuple[float, float]] = {
     "tflops": (1.0, 2.0),
     "server_tflops": 20.0,
@@ -25,7 +25,7 @@ TABLE1: Mapping[str, float | tuple[float, float]] = {
 
 
 def table1(**changes: Any) -> Choice:
-    """The devices of Table I, with these figures changed."""
+    """Return the devices of Table I with these figures changed."""
     return Choice("table1", changes)
 
 
@@ -49,17 +49,17 @@ CIFAR100 = _run("cifar100", drawn_by_torch("resnet18"), 5)  # half of the ten: s
 
 
 def with_plan(run: Run, batches: str, cuts: str, least_batch: int = LEAST_BATCH) -> Run:
-    """The run with HASFL's training loop, and batch sizes and cuts by these rules."""
+    """Return the run with HASFL's training loop and with batch sizes and cuts by these rules."""
     return using(run, "hasfl", interval=INTERVAL, batches=batches, cuts=cuts, least_batch=least_batch)
 
 
 def policies(run: Run, least_batch: int = LEAST_BATCH) -> Runs:
-    """The run with each of the five policies."""
+    """Return the run with each of the five policies."""
     return {label: with_plan(run, *rules, least_batch) for label, rules in BASELINES.items()}
 
 
 def dealt(runs: Runs, partitions: Iterable[str] = PARTITIONS, data: str = "cifar10") -> Panels:
-    """A panel of these runs for each way to deal the samples to the clients."""
+    """Return a panel of these runs for each partition."""
     return {
         f"{data}-{word}": {label: replace(run, partition=PARTITIONS[word]) for label, run in runs.items()}
         for word in partitions
@@ -69,7 +69,7 @@ def dealt(runs: Runs, partitions: Iterable[str] = PARTITIONS, data: str = "cifar
 # An experiment of our own, for a small machine.
 
 ROUNDS = 100  # at most
-TARGET = 0.75  # test accuracy, with which a run ends
+TARGET = 0.75  # test accuracy at which a run ends
 
 FASHION_MNIST = replace(
     SMALL,
@@ -77,7 +77,7 @@ FASHION_MNIST = replace(
     batching=Batching(size=BATCH),
     rounds=ROUNDS,
     until_accuracy=TARGET,
-    engine="loop",  # so that every machine takes the same one
+    engine="loop",  # the same on every machine
     cpu_threads=1,
     checkpoint_every=5,
 )
@@ -102,7 +102,7 @@ def hasfl_fashion_mnist() -> Panels:
 BATCHES = (8, 16, 32, 64)  # Figure 2; the first three are those of Figure 10
 CUTS = (4, 8, 12)  # Figures 3 and 11
 NUMBERS = (10, 20, 30, 40)  # of devices, Figure 9
-FACTORS = (0.25, 0.5, 2.0)  # Figures 7 and 8: of Table I's figures, which are run too
+FACTORS = (0.25, 0.5, 2.0)  # Figures 7 and 8: times Table I's figures, which are run too
 BARS = Sweep(label="", x=label, series=label, bars=True)
 BY_BATCH = {f"b{size}": with_plan(batched(CIFAR10, size=size), "fixed", "fixed") for size in BATCHES}
 BY_CUT = {f"cut{cut}": with_plan(replace(CIFAR10, cut=cut), "fixed", "fixed") for cut in CUTS}
@@ -143,7 +143,7 @@ def _policy(run: Run) -> str:
 
 
 def _by_figure(axis: str, key: str) -> Sweep:
-    """A sweep over one of the figures of Table I; runs with all of Table I belong to every sweep."""
+    """Return a sweep over one figure of Table I; runs with Table I unchanged belong to every sweep."""
 
     def place(run: Run) -> float | Apart:
         options = {} if run.devices is None else run.devices.options
@@ -156,7 +156,7 @@ def _by_figure(axis: str, key: str) -> Sweep:
 
 
 def _by_resources(keys: Mapping[str, str]) -> Panels:
-    """Table I, and each of these figures of it made smaller and larger."""
+    """Return runs with Table I, and with each of these figures made smaller and larger."""
     runs = policies(CIFAR10)
     for (word, key), factor in product(keys.items(), FACTORS):
         limits = TABLE1[key]

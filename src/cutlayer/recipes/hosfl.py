@@ -1,6 +1,6 @@
 """The HO-SFL paper (Chen et al. 2026, arXiv 2603.14773): its settings, methods, tables and figures.
 
-Figure 5 is `cutlayer overlap`. Below are its methods with smaller models, for a small machine or one GPU.
+Figure 5 is `cutlayer overlap`. Two recipes have smaller models, for a small machine or one GPU.
 """
 
 from collections.abc import Mapping
@@ -23,34 +23,34 @@ TRAIN = {"sst2": 67_349, "wsc": 554, "rte": 2_490}  # sentences to train on, in 
 
 
 def adamw(lr: float = LR) -> Choice:
-    """The optimiser of every method but MU-SplitFed, on both sides."""
+    """Return the optimiser of every method but MU-SplitFed, on both sides."""
     return Choice("adamw", {"lr": lr, "betas": (0.9, 0.999), "weight_decay": 5e-4})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Data and a model. Runs end by samples, as a round is an epoch of some methods and one step of others."""
+    """Data and a model. Runs end after a number of samples, because a round is an epoch or one step, by method."""
 
     run: Run
     held: int  # samples of a client, on average
-    between: int  # samples from one evaluation to the next, about
+    between: int  # samples from one evaluation to the next, roughly
 
     def by_epoch(self, method: str, **options: Any) -> Run:
-        """With a method whose round is one epoch of its clients."""
+        """Return the run with a method whose round is one epoch of its clients."""
         return self._measured(using(self.run, method, **options), self.held)
 
     def by_step(self, method: str, **options: Any) -> Run:
-        """With a method whose round is one step of its clients."""
+        """Return the run with a method whose round is one step of its clients."""
         return self._measured(using(self.run, method, **options), BATCH)
 
     def _measured(self, run: Run, samples: int) -> Run:
-        """Each client of a round processes so many."""
+        """Set how often the run is evaluated, if each client of a round processes this many samples."""
         rounds = max(1, round(self.between / (samples * (run.per_round or run.clients))))
         return replace(run, eval_every=rounds, checkpoint_every=5 * rounds)
 
 
 def _run(samples: int, clients: int, per_round: int, **settings: Any) -> Run:
-    """The rounds are as many as methods with one step a round need for the samples; others end sooner."""
+    """Return a run with as many rounds as a method with one step a round needs for the samples; others end sooner."""
     return Run(
         clients=clients,
         per_round=per_round,
@@ -65,7 +65,7 @@ def _run(samples: int, clients: int, per_round: int, **settings: Any) -> Run:
 
 
 def images(data: str, partition: str, **changes: Any) -> Setting:
-    """CIFAR-10 or CIFAR-100 with ResNet-18 from ImageNet weights, and what is to be changed of its run."""
+    """Return CIFAR-10 or CIFAR-100 with ResNet-18 from ImageNet weights, with these keys of the run changed."""
     settings: dict[str, Any] = {
         "data": data,
         "partition": PARTITIONS[partition],
@@ -80,7 +80,7 @@ def images(data: str, partition: str, **changes: Any) -> Setting:
 
 
 def texts(data: str, path: str, layers: int, *, optimiser: Choice | None = None, **model: Any) -> Setting:
-    """A task of texts with a decoder of the hub, or a folder of one, of which clients hold so many layers."""
+    """Return a text task with a decoder from the hub or a folder, of which clients hold this many layers."""
     clients = 10
     adapters = {"path": path, "rank": 8, "alpha": 16.0, "targets": ("q_proj", "v_proj")}
     run = _run(
@@ -97,7 +97,7 @@ def texts(data: str, path: str, layers: int, *, optimiser: Choice | None = None,
 
 
 def for_images(setting: Setting, align_epochs: int = ALIGN_EPOCHS) -> Runs:
-    """Every method of the paper's vision tasks; the auxiliary model of FSL-SAGE has the server's first two blocks."""
+    """Return every method of the paper's vision tasks; FSL-SAGE's auxiliary model is the server's first two blocks."""
     auxiliary = {"auxiliary_units": 2, "align_epochs": align_epochs}
     return {
         "sfl_v1": setting.by_epoch("sfl_v1"),
@@ -109,7 +109,7 @@ def for_images(setting: Setting, align_epochs: int = ALIGN_EPOCHS) -> Runs:
 
 
 def for_texts(setting: Setting) -> Runs:
-    """Every method of the paper's language tasks."""
+    """Return every method of the paper's language tasks."""
     return {
         "splitlora": setting.by_epoch("splitlora", mode="per_client"),
         "zo_sfl": setting.by_epoch("zo_sfl", smoothing=SMOOTHING),
@@ -125,7 +125,7 @@ def _mu_splitfed(setting: Setting) -> Run:
 # Experiments of our own.
 
 ROUNDS = 310  # of the methods with one step a round, on CIFAR-10
-FEW_EPOCHS = 10  # of FSL-SAGE: they take most of its time, more so the 100 of its authors' code
+FEW_EPOCHS = 10  # of FSL-SAGE's alignment, which takes most of its time, instead of the 100 of its authors' code
 MAX_LENGTH = 48  # tokens: 99 of 100 prompts of SST-2 are shorter
 MOBILENET: Mapping[str, Any] = {
     "model": Choice("mobilenet_v2", {"stem": "3x3"}),
@@ -133,7 +133,7 @@ MOBILENET: Mapping[str, Any] = {
     "weights": "mobilenet_v2.safetensors",
     "fresh": ("classifier",),
     "optimiser": adamw(1e-4),
-    "engine": "loop",  # so that every machine takes the same one
+    "engine": "loop",  # the same on every machine
     "rounds": ROUNDS,
     "until_samples": ROUNDS * 10 * BATCH,
 }
@@ -153,9 +153,9 @@ def hosfl_sst2() -> Panels:
 
 # The tables, and the figures that show accuracies.
 
-EPOCHS = 33  # rounds: the first after which more than 160,000 samples are processed, at 5,000 a round
+EPOCHS = 33  # rounds of 5,000 samples until more than 160,000 are processed
 DRAWN = drawn_by_torch("resnet18", stem="imagenet")
-STILL = Choice("sgd", {"lr": 1e-9})  # for MU-SplitFed with random weights, from which it diverges at its own rates
+STILL = Choice("sgd", {"lr": 1e-9})  # for MU-SplitFed, which diverges from random weights at its own rates
 DECODERS: Mapping[str, dict[str, Any]] = {
     "opt": {"path": "facebook/opt-125m", "layers": 3},
     "gemma": {"path": "google/gemma-3-270m", "layers": 5},
@@ -192,7 +192,7 @@ def hosfl_fig6() -> Panels:
 
 
 def _on(data: str) -> dict[str, Runs]:
-    """All methods on this data set, IID and uneven."""
+    """Return all methods on this data set, IID and uneven."""
     return {f"{data}-{partition}": for_images(images(data, partition)) for partition in PARTITIONS}
 
 
@@ -207,7 +207,7 @@ def hosfl_fig4() -> Panels:
 
 
 def _crossing() -> Runs:
-    """Runs as long as the paper's, by rounds."""
+    """Return runs as long as the paper's in rounds."""
     runs = for_images(images("cifar10", "iid", model=DRAWN, weights=None, fresh=()), align_epochs=1)
     runs["mu_splitfed"] = replace(runs["mu_splitfed"], optimiser=STILL, server_optimiser=None)
     for label, run in runs.items():

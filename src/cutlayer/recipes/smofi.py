@@ -28,10 +28,10 @@ NAR_NORM = 10.0  # largest norm of FedNAR, the default of its authors' code
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A data set of the paper: FedAvg's run on it, and what the other methods choose there."""
+    """A data set of the paper: FedAvg's run on it, and the hyper-parameters of the other methods."""
 
     run: Run
-    steps: int  # for every client, of the methods that fix them
+    steps: int  # of every client in a round, for methods that fix them
     fedavgm: float = 0.5  # momentum between rounds
     slowmo: tuple[float, float] = (1.0, 0.6)  # step size and momentum between rounds
     beta: float = 0.5  # global momentum of SMoFi
@@ -76,7 +76,7 @@ _SPEECH_RUN = _run(
     0.01,
     5e-4,
     32,
-    epochs=1,  # the paper's 15 fixed steps are the mean of one, and all methods should do as much work
+    epochs=1,  # in which the mean client takes the 15 steps that the paper fixes: all methods do the same work
     rounds=300,
     clients=200,
     model=drawn_by_torch("vgg11", norm="batch"),
@@ -92,22 +92,22 @@ IMAGES: Mapping[str, Setup] = {"cifar10": CIFAR10, "cifar100": CIFAR100, "tiny":
 
 
 def varied(setup: Setup, **changes: Any) -> Setup:
-    """The setup with these keys of its run changed."""
+    """Return the setup with these keys of its run changed."""
     return replace(setup, run=replace(setup.run, **changes))
 
 
 def on_images(runs: Callable[[Setup], Runs]) -> Panels:
-    """These runs on each of the three image sets."""
+    """Return these runs for each of the three image sets."""
     return {panel: runs(setup) for panel, setup in IMAGES.items()}
 
 
 def smofi(setup: Setup, **options: Any) -> Run:
-    """SMoFi's run, with the setup's own global momentum by default."""
+    """Return SMoFi's run, by default with the setup's global momentum."""
     return using(setup.run, "smofi", **{"alpha": ALPHA, "beta": setup.beta, **options})
 
 
 def plug_ins(setup: Setup) -> Runs:
-    """FedAvg, and what can be added to it: the columns of the grid."""
+    """Return FedAvg, and FedAvg with each of the momentum methods: the columns of the grid."""
     run, (step, slow_beta) = setup.run, setup.slowmo
     fixed = batched(run, steps=setup.steps)
     return {
@@ -127,7 +127,7 @@ BASES: Mapping[str, Callable[[Setup], dict[str, Any]]] = {  # by options of the 
 
 
 def grid(setup: Setup, bases: tuple[str, ...] = ("fedavg",)) -> Runs:
-    """Every base with every plug-in, by label."""
+    """Return every base with every plug-in, by label."""
     return {
         grid_label(base, plug_in): trained(run, **BASES[base](setup), **_nesterov(plug_in))
         for base in bases
@@ -136,7 +136,7 @@ def grid(setup: Setup, bases: tuple[str, ...] = ("fedavg",)) -> Runs:
 
 
 def grid_label(base: str, plug_in: str) -> str:
-    """fedavg and smofi: smofi; fedprox and fedavg: fedprox; fedprox and smofi: fedprox+smofi."""
+    """Name a cell: smofi for fedavg and smofi, fedprox for fedprox and fedavg, fedprox+smofi for fedprox and smofi."""
     if base == "fedavg":
         return plug_in
     return base if plug_in == "fedavg" else f"{base}+{plug_in}"
@@ -168,7 +168,7 @@ FASHION_MNIST = replace(
     batching=Batching(size=BATCH, epochs=EPOCHS),
     rounds=60,
     devices=Choice("pool", {"model_sync": True}),
-    engine="loop",  # so that every machine takes the same one
+    engine="loop",  # the same on every machine
     cpu_threads=1,
     checkpoint_every=5,
 )
@@ -231,7 +231,7 @@ def smofi_table5() -> Panels:
 ALPHAS = (-0.01, -0.1, -1.0, -10.0)
 BLOCKS = range(9)  # residual blocks of ResNet-18 at the client
 DEFAULT_BLOCKS = 2
-BLOCK_RANGES = ((0, 3), (4, 7), (8, 13), (14, 16))  # of ResNet-34, a number drawn each round
+BLOCK_RANGES = ((0, 3), (4, 7), (8, 13), (14, 16))  # of ResNet-34; each round draws a number
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
@@ -246,7 +246,7 @@ def _momentum_or_not(alpha: float) -> Runs:
 
 
 def _setting(run: Run, word: str, default: float | Apart) -> float | str | Apart:
-    """What a label such as smofi-alpha-0.01, smofi-cut5 or smofi-cut4-7 says after the word; smofi has the default."""
+    """Return the value after the word in a label such as smofi-alpha-0.01 or smofi-cut4-7; smofi has the default."""
     method, _, setting = label(run).partition("-")
     if method == "fedavg":
         return Apart.LEVEL
@@ -278,7 +278,7 @@ def _by_alpha(setup: Setup) -> Runs:
 
 
 def _by_cut(setup: Setup) -> Runs:
-    """A client holds the stem and so many blocks; two is the default."""
+    """Return runs whose clients hold the stem and this many blocks; the default of two is left out."""
     return {f"smofi-cut{k}": replace(smofi(setup), cut=1 + k) for k in BLOCKS if k != DEFAULT_BLOCKS}
 
 

@@ -1,4 +1,4 @@
-"""Finished runs side by side, and beside what a paper prints: accuracy, rounds and time to a target, speed-up."""
+"""Compare finished runs with each other and with a paper: accuracy, rounds and time to a target, speed-up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
