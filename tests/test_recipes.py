@@ -10,6 +10,7 @@ import pytest
 
 from cutlayer import recipes
 from cutlayer.core.batches import Batching
+from cutlayer.errors import ConfigError
 from cutlayer.models import default_init
 from cutlayer.recipes import cut_layer, hasfl, published, smofi
 from cutlayer.recipes.recipe import Apart, Published
@@ -384,29 +385,63 @@ def test_numbers_of_the_papers() -> None:
     assert cut4["cut_table4_as_paper/tiny/sfl_v1-cut4"] == Published(accuracy=13.89, std=1.00)
 
 
-SMOFI_TABLES = (
-    published.SMOFI_TABLE1,
-    published.SMOFI_TABLE3_DIR05,
-    published.SMOFI_TABLE3_IID,
-    published.SMOFI_TABLE4,
-    published.SMOFI_TABLE5,
-)
-
-
-@pytest.mark.parametrize("table", SMOFI_TABLES)
-def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(table: published.PaperTable) -> None:
+@pytest.mark.parametrize("name", ["smofi_table1", "smofi_table3", "smofi_table4", "smofi_table5"])
+def test_printed_speed_ups_are_the_ratios_of_the_printed_rounds(name: str) -> None:
     """To the rounding of the mean rounds, which are printed whole; so no number is mistyped by much."""
-    rounds = {key: float(p.rounds) for key, p in table.by_run("t").items()}
-    for key, p in table.by_run("t").items():
+    table = PAPERS[name]().published
+    rounds = {key: float(p.rounds) for key, p in table.items()}
+    for key, p in table.items():
         panel, word = key.rpartition("/")[::2]
         base = word.partition("+")[0] if word.startswith(("fedprox", "fednar")) else "fedavg"
         gain = rounds[f"{panel}/{base}"] / rounds[key]
         assert p.speed_up == pytest.approx(gain, rel=0.5 / rounds[key] + 0.5 / rounds[f"{panel}/{base}"], abs=0.006)
 
 
-def test_a_table_needs_a_cell_for_each_panel() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        published.PaperTable(panels=("a", "b"), rows={"fedavg": ((1.0, 0.1),)}).by_run("t")
+# -- the files ---------------------------------------------------------------------------------------
+
+FILE = """
+[shared]
+weights = ["Weights are drawn."]
+
+[tables.one]
+panels = ["a", "b"]
+cells = ["accuracy", "std"]
+rows.fedavg = [[50.0, 0.5], [60.0, 0.6]]
+
+[recipes.mine]
+title = "One table."
+published = ["one"]
+claims = ["It works."]
+notes = ["weights", "The paper says nothing else."]
+targets.a = 0.4
+"""
+
+
+def test_a_file_has_recipes_with_tables_by_run_and_shared_texts() -> None:
+    (mine,) = published.read("paper.toml", FILE).values()
+    assert mine.published == {
+        "mine/a/fedavg": Published(accuracy=50, std=0.5),
+        "mine/b/fedavg": Published(accuracy=60, std=0.6),
+    }
+    assert (mine.claims, mine.notes) == (("It works.",), ("Weights are drawn.", "The paper says nothing else."))
+    assert (mine.title, mine.targets, mine.runs) == ("One table.", {"mine/a": 0.4}, ())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "instead", "message"),
+    [
+        ("[60.0, 0.6]", "", "paper.toml: row fedavg must have 2 cells of 2 values - at `$.tables[...]`"),
+        ("[60.0, 0.6]", "[60.0]", "paper.toml: row fedavg must have 2 cells of 2 values - at `$.tables[...]`"),
+        ('cells = ["accuracy"', 'cells = ["rounds"', "paper.toml: Expected `str`, got `float` - at `$.rounds`"),
+        ("claims", "claim", "paper.toml: Object contains unknown field `claim` - at `$.recipes[...]`"),
+        ('["one"]', '["two"]', "paper.toml: unknown table 'two'; known: one."),
+        ('["weights"', '["wights"', "paper.toml: unknown shared text 'wights'; did you mean 'weights'?"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_place(wrong: str, instead: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        published.read("paper.toml", FILE.replace(wrong, instead))
+    assert str(error.value) == message
 
 
 def test_fixed_steps_on_fashion_mnist_are_the_mean_of_a_round() -> None:

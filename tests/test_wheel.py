@@ -53,8 +53,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {"cutlayer", info}
     samples = {"cutlayer/data/digits.npz", "cutlayer/planning/samples/devices.csv"}
     assert {"cutlayer/py.typed", *samples, f"{info}/licenses/LICENSE"} <= set(names)
-    code = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == code
+    for ending in (".py", ".toml"):
+        source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob(f"*{ending}")}
+        assert {name for name in names if name.endswith(ending)} == source
 
 
 def test_the_installed_command_lists_every_method(installed: Callable[..., str]) -> None:

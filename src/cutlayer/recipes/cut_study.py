@@ -1,4 +1,4 @@
-"""A study of the cut on data of one's own: methods at every cut, on even and on uneven data."""
+"""A study of the cut for a run of your own: methods at every cut, on even and on uneven data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ def study(
     cuts: Sequence[int | str] | None = None,
     alpha: float = 0.1,
 ) -> Recipe:
-    """The base run with these methods at these cuts, by default all that leave units on both sides."""
+    """Return the base run with these methods at these cuts, by default at all that leave units on both sides."""
     # The client's layers grow with the cut, so sending them must take time.
     run = base if base.devices is not None else replace(base, devices=Choice("pool", {"model_sync": True}))
     numbers = _numbers(base, cuts)
@@ -42,7 +42,7 @@ def study(
 
 
 def _numbers(base: Run, cuts: Sequence[int | str] | None) -> list[int]:
-    """The cuts as numbers of units; units are the same for inputs of any shape."""
+    """Return the cuts as numbers of units, which do not depend on the shape of the inputs."""
     with torch.device("meta"):
         split = Split(build.model(base.model.name, base.model.options), 1)
     if cuts is None:

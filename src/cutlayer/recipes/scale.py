@@ -1,4 +1,4 @@
-"""A run made smaller so that it ends sooner: fewer clients with as much data each, and fewer rounds."""
+"""Smaller runs that end sooner: fewer clients with as much data each, and fewer rounds."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,23 +8,23 @@ from cutlayer.errors import ConfigError
 from cutlayer.runs.config import Choice, Run
 
 MARK = "@"  # between the first word of a run's name and its scale
-FEWEST = 2  # clients, also of a round, and rounds: with one of them nothing is left to average or to compare
-OF_ALL_CLIENTS = ("ingress",)  # options of methods that are sums over the clients of a round
+FEWEST = 2  # clients, clients of a round, and rounds: with one there is nothing to average or to compare
+OF_ALL_CLIENTS = ("ingress",)  # options of methods that add up over the clients of a round
 
 
 def scaled(run: Run, factor: float) -> Run:
-    """The run at a scale of 0 < factor <= 1.
+    """Return the run at a scale of 0 < factor <= 1.
 
     Clients, clients of a round, samples and rounds shrink together, so each client holds as much data as before and
-    does as much work in a round. A Dirichlet partition grows relatively evener with fewer clients, so that a smallest
-    client that could be drawn before can still be.
+    does as much work in a round. A Dirichlet partition becomes relatively more even with fewer clients, so a smallest
+    client that could be drawn before can still be drawn.
     """
     if not 0 < factor <= 1:
         raise ConfigError(f"the scale is {factor:g}; it must be above 0 and at most 1")
     if factor == 1:
         return run
     clients, rounds = _fewer(run.clients, factor, FEWEST), _fewer(run.rounds, factor, FEWEST)
-    share = clients / run.clients  # not the factor: below the fewest clients it would leave them less data
+    share = clients / run.clients  # not the factor: with the fewest clients it would leave them less data
     per_round = None if run.per_round is None else _fewer(run.per_round, share, FEWEST)
     work = (per_round or clients) / (run.per_round or run.clients) * rounds / run.rounds
     return replace(
@@ -32,7 +32,7 @@ def scaled(run: Run, factor: float) -> Run:
         name=_marked(run.name, factor),
         clients=clients,
         per_round=per_round,
-        # Clients by nature bring their own samples: fewer of them have fewer.
+        # Natural clients bring their own samples, so fewer clients have fewer samples.
         subset=run.subset if run.partition.name == "natural" else run.subset * share,
         rounds=rounds,
         until_samples=None if run.until_samples is None else _fewer(run.until_samples, work),
@@ -45,13 +45,13 @@ def scaled(run: Run, factor: float) -> Run:
 
 
 def unscaled(name: str) -> str:
-    """The name of a run without its scale."""
+    """Return the name of a run without its scale."""
     first, slash, rest = name.partition("/")
     return first.partition(MARK)[0] + slash + rest
 
 
 def told(run: Run, smaller: Run) -> str:
-    """What is left of a run, in words; keys that were set after the scale may have made some of it larger again."""
+    """Describe what is left of a run; keys that were set after scaling may have enlarged parts of it again."""
     share = smaller.subset / run.subset
     samples = "all samples" if share == 1 else f"{100 * share:.3g} % of the samples"
     if smaller.partition.name == "natural" and share == 1:
@@ -84,7 +84,7 @@ def _in_fewer_rounds(optimiser: Choice, share: float) -> Choice:
 
 
 def _shortened(schedule: Mapping[str, Any], share: float) -> dict[str, Any]:
-    """The schedule, with what it counts in rounds made smaller; a decay after each round stays as it is."""
+    """Return the schedule with its numbers of rounds scaled; a decay after each round stays the same."""
     changes: dict[str, Any] = {key: _fewer(schedule[key], share) for key in ("rounds", "warmup") if key in schedule}
     if "milestones" in schedule:
         changes["milestones"] = tuple(_fewer(round_, share) for round_ in schedule["milestones"])

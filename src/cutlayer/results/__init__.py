@@ -1,4 +1,4 @@
-"""What finished runs say: trials and their spread, comparisons with a paper, and figures.
+"""Results of finished runs: trials and their spread, comparisons with a paper, and figures.
 
 Imports: errors, planning, recipes, runs.
 """

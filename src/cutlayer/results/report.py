@@ -1,6 +1,5 @@
-"""Finished runs side by side, and beside what a paper prints: accuracy, rounds and time to a target, speed-up."""
+"""Compare finished runs with each other and with a paper: accuracy, rounds and time to a target, speed-up."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlayer import recipes
 from cutlayer.errors import ConfigError
-from cutlayer.recipes.recipe import TARGET_SHARE, Axis, Published, Race, Recipe, Statement
+from cutlayer.recipes.recipe import Axis, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
 from cutlayer.results.trials import Group, Reach, Spread, Trial, find, grouped, load
 from cutlayer.runs import config
@@ -24,7 +23,7 @@ CONVERGED = (
     f"{100 * LEAST_GAIN:g} points in all"
 )
 DIRECTIONS = ("up", "down", "inter_server")
-# What is another setting without being another experiment.
+# Settings that may differ from the recipe's without making it another experiment.
 INCIDENTAL = (
     "name",
     "seed",
@@ -40,7 +39,7 @@ INCIDENTAL = (
 
 
 class Factor(NamedTuple):
-    """So many times, or at least as many."""
+    """A ratio, exact or a lower bound."""
 
     value: float
     exact: bool
@@ -48,31 +47,29 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Groups that belong together, the accuracy they are raced to, and the group they are measured against."""
+    """Groups that are compared, the accuracy they race to, and the group they are measured against."""
 
     name: str  # what the names of its runs have in common
     groups: tuple[Group, ...]
     reference: Group
-    target: float | None  # none where no accuracy was measured, or for a run alone
+    target: float | None  # None if no accuracy was measured, or for a run alone
     rule: str  # where the target comes from
-    recipe: Recipe | None = None
-    race: Race = "rounds"
+    recipe: Recipe  # without runs if none is known by the panel's name
+    race: Race
 
     @property
     def axis(self) -> Axis:
-        """What learning curves are drawn against: for runs of no recipe samples, where any of them ends by samples."""
-        if self.recipe is not None:
-            return self.recipe.axis
-        return "samples" if any(group.run.until_samples for group in self.groups) else "rounds"
+        """What learning curves are drawn against."""
+        return self.recipe.axis
 
     @property
     def timed(self) -> bool:
-        """Whether any run tells simulated time."""
+        """Whether any run has simulated time."""
         return any(group.simulated is not None for group in self.groups)
 
     @property
     def references(self) -> tuple[Group, ...]:
-        """The groups that speed-ups are against."""
+        """The groups that speed-ups are relative to."""
         found = [self.reference_of(group) for group in self.groups]
         return tuple(group for group in self.groups if any(group is other for other in found))
 
@@ -80,31 +77,31 @@ class Panel:
         return group.reach(self.target)
 
     def reference_of(self, group: Group) -> Group | None:
-        """The group that this one's speed-up is against; none where the recipe names a run that is not here."""
-        against = None if self.recipe is None else self.recipe.against.get(unscaled(group.run.name))
+        """Return the group that this one's speed-up is relative to; None if that run of the recipe is missing."""
+        against = self.recipe.against.get(unscaled(group.run.name))
         if against is None:
             return self.reference
         return next((g for g in self.groups if unscaled(g.run.name) == against), None)
 
     def speed_up(self, group: Group) -> float | None:
-        """How many times fewer rounds, or samples, than the reference; only where every seed of both arrives."""
+        """Return how many times fewer rounds, or samples, it needs than its reference; None if a seed fails."""
         reference = self.reference_of(group)
-        if reference is None:
-            return None
+        ours, theirs = self._cost(group), None if reference is None else self._cost(reference)
+        return None if ours is None or theirs is None else theirs / ours
+
+    def _cost(self, group: Group) -> float | None:
+        """Return the samples or rounds to the target; None unless every seed arrives."""
         if self.axis == "samples":
-            few, many = (g.samples_to(self.target) for g in (group, reference))
-            return None if few is None or many is None else many / few
-        ours, theirs = self.reach(group), self.reach(reference)
-        if ours.mean is None or theirs.mean is None or not (ours.by_all and theirs.by_all):
-            return None
-        return theirs.mean / ours.mean
+            return group.samples_to(self.target)
+        reach = self.reach(group)
+        return reach.mean if reach.by_all else None
 
     def arrival(self, group: Group) -> Reach:
-        """When the group is where it is raced to: at the target, or converged."""
+        """Return when the group reaches its goal: the target, or convergence."""
         return group.convergence.reach if self.race == "converged" else self.reach(group)
 
     def times_reference(self, group: Group) -> Factor | None:
-        """How many times the reference's simulated time; at least as many where not every seed reaches the target."""
+        """Return its simulated time over its reference's; a lower bound if not every seed reaches the target."""
         reference = self.reference_of(group)
         if reference is None:
             return None
@@ -119,71 +116,61 @@ class Panel:
         return Factor(ours.at_least / theirs.time, False)
 
     def points_below(self, group: Group) -> float | None:
-        """How far the converged accuracy is below the reference's, in percentage points; where all seeds converge."""
+        """Return how many percentage points its converged accuracy is below its reference's; None if a seed fails."""
         reference = self.reference_of(group)
-        if reference is None:
-            return None
-        ours, theirs = group.convergence, reference.convergence
-        if ours.accuracy is None or theirs.accuracy is None or not (ours.reach.by_all and theirs.reach.by_all):
-            return None
-        return 100 * (theirs.accuracy.mean - ours.accuracy.mean)
+        ours, theirs = group.convergence.of_all, None if reference is None else reference.convergence.of_all
+        return None if ours is None or theirs is None else 100 * (theirs.mean - ours.mean)
 
     @property
     def statements(self) -> tuple[tuple[Statement, float | None], ...]:
-        """What the paper states of runs of this panel, each with our number where there is one."""
-        stated = () if self.recipe is None else self.recipe.statements
+        """What the paper states about runs of this panel, each with our number if there is one."""
         home = unscaled(self.name)
-        return tuple((s, self._ours(s)) for s in stated if s.run.rpartition("/")[0] == home)
+        return tuple((s, self._ours(s)) for s in self.recipe.statements if s.run.rpartition("/")[0] == home)
 
     def _ours(self, statement: Statement) -> float | None:
-        by_name = {unscaled(g.run.name): g.convergence for g in self.groups}
-        run, *others = (by_name.get(name) for name in (statement.run, *statement.than))
-        if run is None or not run.reach.by_all:
+        by_name = {unscaled(g.run.name): g.convergence for g in self.groups if g.convergence.of_all is not None}
+        found = [by_name.get(name) for name in (statement.run, *statement.than)]
+        spreads = [c and (c.accuracy if statement.measure == "accuracy" else c.reach.spread) for c in found]
+        known = [spread.mean for spread in spreads if spread is not None]
+        if len(known) < len(found):
             return None
-        known = [other for other in others if other is not None and other.reach.by_all]
-        if len(known) < len(others):
-            return None
-        if statement.measure == "accuracy":
-            return None if run.accuracy is None else 100 * (run.accuracy.mean - max(_mean(o.accuracy) for o in known))
-        times = [other.reach.time for other in known if other.reach.time is not None]
-        return min(times) / run.reach.time if run.reach.time is not None and len(times) == len(known) else None
+        ours, *others = known
+        return 100 * (ours - max(others)) if statement.measure == "accuracy" else min(others) / ours
 
     def published(self, group: Group) -> Published | None:
-        """What the paper prints for these runs."""
-        return None if self.recipe is None else self.recipe.published.get(unscaled(group.run.name))
+        """Return what the paper prints for these runs."""
+        return self.recipe.published.get(unscaled(group.run.name))
 
     @cached_property
     def departures(self) -> tuple[str, ...]:
-        """Where runs differ from the recipe's, in words; each once."""
+        """How the runs differ from the recipe's, each difference once."""
         return tuple(dict.fromkeys(line for group in self.groups for line in self.departures_of(group)))
 
     def original(self, group: Group) -> Run | None:
-        """The recipe's run that a group has."""
-        runs = () if self.recipe is None else self.recipe.runs
-        return next((run for run in runs if run.name == unscaled(group.run.name)), None)
+        """Return the recipe's run that the group repeats."""
+        return next((run for run in self.recipe.runs if run.name == unscaled(group.run.name)), None)
 
     def departures_of(self, group: Group) -> list[str]:
-        """Where runs of a group differ from the recipe's."""
+        """Return how the runs of a group differ from the recipe's."""
         original = self.original(group)
         return [] if original is None else _departures(original, group.run)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines: plain numbers, accuracies as shares of 1."""
-        recipe = self.recipe or Recipe(runs=())
+        """Return the panel for JSON: plain numbers, accuracies as shares of 1."""
         return {
             "panel": self.name,
             "target": self.target,
             "target_rule": self.rule,
             "reference": self.reference.label,
-            "source": recipe.source or None,
+            "source": self.recipe.source or None,
             "departures": list(self.departures),
             "statements": [{**asdict(statement), "ours": ours} for statement, ours in self.statements],
-            "claims": list(recipe.claims),
-            "notes": list(recipe.notes),
+            "claims": list(self.recipe.claims),
+            "notes": list(self.recipe.notes),
         }
 
     def row(self, group: Group) -> dict[str, Any]:
-        """A group for machines."""
+        """Return a group for JSON."""
         reach, published, factor = self.reach(group), self.published(group), self.times_reference(group)
         converged, accuracy = group.convergence
         return {
@@ -217,12 +204,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Panels, one after another as a paper prints them."""
+    """Panels in the order in which a paper prints them."""
 
     panels: tuple[Panel, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines: what holds for each panel, and all runs in one list."""
+        """Return the comparison for JSON: the panels, and all runs in one list."""
         return {
             "panels": [panel.as_dict() for panel in self.panels],
             "runs": [panel.row(group) for panel in self.panels for group in panel.groups],
@@ -230,9 +217,9 @@ class Comparison:
 
 
 def compare(folders: Iterable[Folder], target: float | None = None, *, together: bool = False) -> Comparison:
-    """Race runs to a target, those whose names agree up to the last word in one panel; or all of them together.
+    """Compare runs by how soon they reach a target, in one panel or in panels of names that agree up to the last word.
 
-    The target is that of the recipe, by default a share of FedAvg's best accuracy in the panel.
+    The target is the recipe's, by default a share of FedAvg's best accuracy in the panel.
     """
     trials = [trial for folder in folders if (trial := load(folder)).history]
     if not trials:
@@ -244,41 +231,35 @@ def compare(folders: Iterable[Folder], target: float | None = None, *, together:
 
 
 def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
-    recipe = recipes.of(name)
-    order = [] if recipe is None else [run.name for run in recipe.runs]
-    groups = _in_order(grouped(trials), order)
-    race: Race = "rounds" if recipe is None else recipe.race
-    if target is not None and race == "converged":
-        race = "time"
+    groups = grouped(trials)
+    by_samples = any(group.run.until_samples for group in groups)
+    recipe = recipes.of(name) or Recipe(runs=(), axis="samples" if by_samples else "rounds")
+    groups = _in_order(groups, [run.name for run in recipe.runs])
+    race = "time" if target is not None and recipe.race == "converged" else recipe.race
     reference, about = _reference(groups) if race == "rounds" else (groups[0], groups[0].label)
     if target is not None:
         accuracy, rule = target, "as given"
-    elif recipe is not None and unscaled(name) in recipe.targets:
+    elif unscaled(name) in recipe.targets:
         accuracy, rule = recipe.targets[unscaled(name)], f"as the {'paper' if recipe.of_paper else 'recipe'} sets it"
     elif race == "converged":
         accuracy, rule = None, CONVERGED
-    elif len(groups) == 1 and reference.best is not None:
+    elif reference.best is None:
+        accuracy, rule = None, "no accuracy was measured"
+    elif len(groups) == 1:
         accuracy, rule = None, ALONE
     else:
-        accuracy, rule = _share_of(reference, about, TARGET_SHARE if recipe is None else recipe.share)
+        accuracy, rule = recipe.share * reference.best.mean, f"{recipe.share:g} × the best accuracy of {about}"
     return Panel(name=name, groups=groups, reference=reference, target=accuracy, rule=rule, recipe=recipe, race=race)
 
 
 def _in_order(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
-    """As the recipe has them; others stay behind as they come."""
+    """Sort the groups as the recipe's runs; others follow in their own order."""
     places = {name: place for place, name in enumerate(names)}
     return tuple(sorted(groups, key=lambda group: places.get(unscaled(group.run.name), len(names))))
 
 
-def _share_of(reference: Group, about: str, share: float) -> tuple[float | None, str]:
-    """The accuracy to reach, and where it comes from."""
-    if reference.best is None:
-        return None, "no accuracy was measured"
-    return share * reference.best.mean, f"{share:g} × the best accuracy of {about}"
-
-
 def _reference(groups: Sequence[Group]) -> tuple[Group, str]:
-    """FedAvg where it is among the runs, else the best run; and how to call it."""
+    """Return FedAvg if it is among the runs, else the best run; and how to call it."""
 
     def best(some: Sequence[Group]) -> Group:
         return max(some, key=lambda g: g.best.mean if g.best is not None else -1.0)
@@ -307,9 +288,5 @@ def _word(values: Mapping[str, Any], key: str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _mean(spread: Spread | None) -> float:
-    return math.nan if spread is None else spread.mean
-
-
 def _spread(spread: Spread | None) -> dict[str, float | None] | None:
-    return None if spread is None else {"mean": spread.mean, "std": spread.std}
+    return None if spread is None else asdict(spread)

@@ -1,4 +1,4 @@
-"""What the folders of runs tell: one trial each, and groups of trials that differ only in their seed."""
+"""The runs in folders: one trial each, and groups of trials that differ only in their seed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +28,9 @@ class Spread:
         known = [v for v in values if v is not None]
         return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
 
+    def scaled(self, factor: float) -> "Spread":
+        return Spread(factor * self.mean, None if self.std is None else factor * self.std)
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -36,17 +39,16 @@ class Reach:
     mean: float | None
     reached: int
     seeds: int
-    time: float | None = None
-    time_std: float | None = None
-    at_least: float | None = None  # seconds over all seeds, with the whole run of those that did not
+    spread: Spread | None  # of the seconds
+    at_least: float | None  # seconds over all seeds, with the whole run of those that did not reach it
 
     @property
     def by_all(self) -> bool:
         return self.reached == self.seeds
 
     @property
-    def spread(self) -> Spread | None:
-        return None if self.time is None else Spread(self.time, self.time_std)
+    def time(self) -> float | None:
+        return None if self.spread is None else self.spread.mean
 
 
 class Convergence(NamedTuple):
@@ -55,10 +57,15 @@ class Convergence(NamedTuple):
     reach: Reach
     accuracy: Spread | None
 
+    @property
+    def of_all(self) -> Spread | None:
+        """The accuracies, or None if a seed has not converged."""
+        return self.accuracy if self.reach.by_all else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run with one seed, as its folder tells it."""
+    """One run with one seed, read from its folder."""
 
     path: Path
     run: Run
@@ -80,21 +87,23 @@ class Trial:
 
     @cached_property
     def converged(self) -> Converged | None:
-        """Where it had converged, if it has."""
+        """The round in which it had converged, or None."""
         return convergence.converged(self.accuracies)
 
     @property
     def stopped(self) -> int:
-        """Clients that had to stop, added up over the rounds."""
+        """The number of clients that had to stop, summed over the rounds."""
         return sum(r.get("stopped", 0) for r in self.history)
 
-    def rounds_to(self, target: float) -> int | None:
-        """The first round that reaches the target."""
+    def rounds_to(self, target: float | None) -> int | None:
+        """Return the first round that reaches the target; no target is never reached."""
+        if target is None:
+            return None
         return next((number for number, accuracy in self.accuracies.items() if accuracy >= target), None)
 
     @cached_property
     def clock(self) -> dict[int, float]:
-        """Simulated seconds until the end of each round; empty where the run has no devices."""
+        """Simulated seconds until the end of each round; empty if the run has no devices."""
         return {r["round"]: r["simulated_seconds"] for r in self.history if r.get("simulated_seconds") is not None}
 
     @cached_property
@@ -146,19 +155,17 @@ class Group:
 
     @property
     def simulated(self) -> float | None:
-        """Simulated seconds of a whole run; none unless every seed has them."""
-        known = [max(t.clock.values()) for t in self.trials if t.clock]
-        return fmean(known) if len(known) == len(self.trials) else None
+        """Simulated seconds of a whole run; None unless every seed has them."""
+        return mean_of_all([max(t.clock.values(), default=None) for t in self.trials])
 
     def reach(self, target: float | None) -> Reach:
-        """How soon the target is reached; no target is never reached."""
-        return self._reach([None if target is None else t.rounds_to(target) for t in self.trials])
+        """Return how soon the target is reached."""
+        return self._reach([t.rounds_to(target) for t in self.trials])
 
     def samples_to(self, target: float | None) -> float | None:
-        """Samples processed until the target is reached; none unless every seed reaches it."""
-        rounds = [None if target is None else t.rounds_to(target) for t in self.trials]
-        found = [t.samples[r] for t, r in zip(self.trials, rounds, strict=True) if r is not None]
-        return fmean(found) if len(found) == len(self.trials) else None
+        """Return the samples processed until the target is reached; None unless every seed reaches it."""
+        rounds = [t.rounds_to(target) for t in self.trials]
+        return mean_of_all([r and t.samples[r] for t, r in zip(self.trials, rounds, strict=True)])
 
     @cached_property
     def convergence(self) -> Convergence:
@@ -166,27 +173,30 @@ class Group:
         return Convergence(self._reach([c and c.round for c in found]), Spread.of(c and c.accuracy for c in found))
 
     def _reach(self, rounds: Sequence[int | None]) -> Reach:
-        found = [(t, r) for t, r in zip(self.trials, rounds, strict=True) if r is not None]
-        times = [t.clock[r] for t, r in found if r in t.clock]
-        spread = Spread.of(times) if len(times) == len(found) else None
-        ends = [t.clock.get(r or max(t.clock)) for t, r in zip(self.trials, rounds, strict=True) if t.clock]
-        known = [end for end in ends if end is not None]
+        pairs = list(zip(self.trials, rounds, strict=True))
+        found = [r for r in rounds if r is not None]
+        times = [t.clock[r] for t, r in pairs if r in t.clock]
         return Reach(
-            fmean(r for _, r in found) if found else None,
-            len(found),
-            len(self.trials),
-            None if spread is None else spread.mean,
-            None if spread is None else spread.std,
-            fmean(known) if len(known) == len(self.trials) else None,
+            mean=fmean(found) if found else None,
+            reached=len(found),
+            seeds=len(rounds),
+            spread=Spread.of(times) if len(times) == len(found) else None,
+            at_least=mean_of_all([t.clock[r or max(t.clock)] if t.clock else None for t, r in pairs]),
         )
 
     def bytes(self, direction: str) -> float:
-        """Bytes of a whole run in one direction."""
+        """Return the bytes of a whole run in one direction."""
         return fmean(crossed(t.history[-1], direction) for t in self.trials)
 
 
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a value is missing."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
 def find(paths: Iterable[Path]) -> list[Folder]:
-    """Every folder of a run at or below these paths, each once."""
+    """Return every run folder at or below these paths, each once."""
     found: dict[Path, Folder] = {}
     for path in paths:
         here = [Folder(p.parent) for p in sorted(path.rglob("config.toml"))]
@@ -203,19 +213,22 @@ def find(paths: Iterable[Path]) -> list[Folder]:
 
 def load(folder: Folder) -> Trial:
     """Read a run's folder."""
-    seconds = sum(line["seconds"] for line in folder.times())
     run = folder.recorded()
-    run = replace(run, name=recipes.present(run.name))
-    return Trial(path=folder.path, run=run, history=folder.history(), seconds=seconds)
+    return Trial(
+        path=folder.path,
+        run=replace(run, name=recipes.present(run.name)),
+        history=folder.history(),
+        seconds=sum(line["seconds"] for line in folder.times()),
+    )
 
 
 def crossed(record: Record, direction: str) -> int:
-    """Bytes that have crossed in a direction, of all kinds, from the start to the end of this round."""
+    """Return the bytes of all kinds that crossed in a direction from the start of the run to the end of this round."""
     return sum(size for kind, size in record["bytes"].items() if kind.startswith(f"{direction}_"))
 
 
 def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
-    """Trials that differ only in their seed put together, under names that tell them apart."""
+    """Group trials that differ only in their seed, and label the groups so that they can be told apart."""
     together: list[list[Trial]] = []
     for trial in trials:
         home = next((g for g in together if _same_but_seed(g[0].run, trial.run)), None)
@@ -235,7 +248,7 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 
 def _same_but_seed(a: Run, b: Run) -> bool:
-    """The length of a run is left out, as a run may be continued, and so is how often it is saved."""
+    """Whether two runs are the same but for the seed, their length (a run may be continued) and their checkpoints."""
     alike: dict[str, Any] = {
         "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
         "checkpoint_every": 1,
@@ -244,7 +257,7 @@ def _same_but_seed(a: Run, b: Run) -> bool:
 
 
 def _labels(firsts: Sequence[Trial]) -> list[str]:
-    """The shortest names that tell the groups apart."""
+    """Return the shortest labels that are all different."""
     spellings: tuple[Callable[[Trial], str], ...] = (
         lambda t: t.run.name.rsplit("/", 1)[-1],
         lambda t: t.run.name,

@@ -1,4 +1,4 @@
-"""Questions beyond one run: cuts, traffic, a client's memory, and work that hides in a wait.
+"""Studies beyond one run: cuts, traffic, a client's memory, and work that overlaps with waiting.
 
 Imports: core, errors, meters, methods, optim, pieces, planning, registry, results, runs, split.
 """

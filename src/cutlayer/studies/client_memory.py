@@ -1,9 +1,9 @@
-"""The memory that a client needs for a step: of inference, HO-SFL, ZO-SFL, SFL and full local training, side by side.
+"""The memory that a client needs for a step of inference, HO-SFL, ZO-SFL, SFL and full local training.
 
-The client is measured alone: its functions run as in a round, and the server is a stand-in that answers with tensors of
-the right shape. What counts is all that the client holds: the values of its layers (trained, frozen and preloaded
-alike), the optimiser's moments and its batch, each by its bytes, and what a step takes beyond them, as measured. So do
-the new values and moments of an update, which stand beside the old ones until it is done.
+The client is measured alone: its functions run as in a round, and a stand-in for the server answers with tensors of the
+right shape. All that the client holds counts: the values of its layers (trained, frozen and preloaded), the optimiser's
+moments and the batch by their bytes, and what a step takes beyond them as measured. The step includes the new values
+and moments of an update, which exist beside the old ones until the update is done.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,16 @@ from cutlayer.pieces.zeroth import ZerothClient
 from cutlayer.split import Split
 from cutlayer.split.units import units_of
 
-KEY = 0  # of what the model draws, and of the directions
+KEY = 0  # for the model's random layers and for the directions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """The bytes that one client holds for this work."""
+    """The bytes that one client holds for one kind of work."""
 
     work: str
-    overlap: int | None  # perturbed passes before the gradient is there, each with a cut tensor to hold; of HO-SFL only
-    weights: int  # of its layers, trained or not
+    overlap: int | None  # HO-SFL: perturbed passes before the gradient arrives, each of which holds a cut tensor
+    weights: int  # all values of its layers, trained or not
     optimiser: int  # the moments
     batch: int
     step: int  # the most beyond those at any time
@@ -50,18 +50,18 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientMemory:
-    """What the same batch takes at a client, whatever it does with it."""
+    """The memory that one batch takes at a client, by what the client does with it."""
 
     cut_tensor: int  # bytes of the batch's activations at the cut
     rows: tuple[Footprint, ...]  # inference first
 
     def relative(self, row: Footprint) -> float:
-        """The peak as a multiple of that of inference."""
+        """Return the peak as a multiple of that of inference."""
         return row.peak / self.rows[0].peak
 
 
 class ClientWork(NamedTuple):
-    """Something that a client does with a batch."""
+    """A kind of work that a client does with a batch."""
 
     name: str
     step: Callable[[Part, Any, Tensor], object]
@@ -73,7 +73,7 @@ class ClientWork(NamedTuple):
 def client_memory(
     split: Split, opt: Transform, x: Any, y: Tensor, *, perturbations: int = 5, overlaps: tuple[int, ...] = (0,)
 ) -> ClientMemory:
-    """Measure a client's step on this batch, HO-SFL's for each overlap; the model is on the batch's device."""
+    """Measure a client's step on this batch, HO-SFL's for each overlap. The model must be on the batch's device."""
     check(split.cut > 0, "cut", split.cut, "1 or more: a client without units has nothing to train")
     lower, upper = split.initial()
     parts = opt.begin(lower, 0), opt.begin(lower.joined(upper), 0)
@@ -97,7 +97,7 @@ def client_memory(
 
 
 def _weights(split: Split, stop: int) -> int:
-    """Bytes of all values of the first units; a tied one is there once."""
+    """Return the bytes of all values of the first units; tied values count once."""
     modules = [unit.module for unit in units_of(split.model)[:stop]]
     found = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
     return tree.num_bytes(tuple(found.values()))
@@ -116,17 +116,21 @@ def _works(split: Split, opt: Transform, perturbations: int, overlaps: tuple[int
         *(ClientWork("HO-SFL", partial(_hybrid, client, seeds), client.overlap) for client in hybrids),
         ClientWork("ZO-SFL", partial(_zeroth, zeroth, seeds[0])),
         ClientWork("SFL", partial(_first_order, first)),
-        ClientWork("full local training", partial(_local, full), whole=True),
+        ClientWork(
+            "full local training",
+            lambda part, x, y: full.update(part, gradient(full.loss, [part, x, y, KEY], None)),
+            whole=True,
+        ),
     )
 
 
-# -- a step of each client, which lets go of what it needs no more -----------------------------------------------------
+# A step of each client. Random tensors stand in for the server's answers, and what is no longer needed is freed.
 
 
 def _hybrid(client: HybridClient, seeds: Tensor, part: Part, x: Any, y: Tensor) -> Part:
     z = client.forward(part, x, KEY)
     ahead = client.ahead(part, x, KEY, seeds)
-    slopes = client.slopes(part, x, KEY, seeds, z, _gradient_at(z), ahead)
+    slopes = client.slopes(part, x, KEY, seeds, z, torch.randn_like(z), ahead)
     del z, ahead
     return client.update(part, seeds, slopes)
 
@@ -140,15 +144,6 @@ def _zeroth(client: ZerothClient, seed: Tensor, part: Part, x: Any, y: Tensor) -
 
 def _first_order(client: SplitClient, part: Part, x: Any, y: Tensor) -> Part:
     z, pull = vjp(client.forward, [part, x, KEY], None)
-    grads = pull(_gradient_at(z))
+    grads = pull(torch.randn_like(z))
     del z, pull
     return client.update(part, grads)
-
-
-def _local(client: FedAvg, part: Part, x: Any, y: Tensor) -> Part:
-    return client.update(part, gradient(client.loss, [part, x, y, KEY], None))
-
-
-def _gradient_at(z: Tensor) -> Tensor:
-    """What a server would answer."""
-    return torch.randn_like(z)

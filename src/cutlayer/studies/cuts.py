@@ -1,4 +1,4 @@
-"""What the place of a cut costs and what it brings: a study of runs that differ in their cut."""
+"""The costs and the accuracy of each cut: a study of runs that differ in their cut."""
 
 from dataclasses import asdict, dataclass
 from math import isclose
@@ -25,7 +25,7 @@ class CutLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CutRow:
-    """One cut. Costs are of one client; they hardly depend on the partition, so they are means over it."""
+    """One cut. Costs are for one client; they hardly depend on the partition, so they are means over partitions."""
 
     cut: int  # units at the client
     unit: str  # the last of them
@@ -38,7 +38,7 @@ class CutRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CutStudy:
-    """Every cut that was tried, from the input on."""
+    """All cuts that were tried, from the input on."""
 
     rows: tuple[CutRow, ...]
     lines: tuple[CutLine, ...]
@@ -49,11 +49,11 @@ class CutStudy:
 
     @property
     def same_traffic(self) -> bool:
-        """Whether all methods send equally much at every cut."""
+        """Whether all methods send the same amount at every cut."""
         return all(isclose(min(row.bytes.values()), max(row.bytes.values())) for row in self.rows)
 
     def conclusions(self) -> list[str]:
-        """What the numbers say of each line: how much the cut matters, and where it is best."""
+        """Say for each line how much the cut matters, and where it is best."""
         return [self._conclusion(line) for line in self.lines if any(line in row.accuracy for row in self.rows)]
 
     def _conclusion(self, line: CutLine) -> str:
@@ -70,7 +70,7 @@ class CutStudy:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the study for JSON."""
         return {
             "cuts": [
                 {
@@ -92,7 +92,7 @@ class CutStudy:
 
 
 def summary(comparison: Comparison, costs: Profile) -> CutStudy:
-    """The runs of a comparison by their cut; a panel is a partition."""
+    """Arrange the runs of a comparison by their cut; a panel is a partition."""
     units = [row.name for row in costs.rows]
     found: dict[int, list[tuple[CutLine, Group]]] = {}
     for panel in comparison.panels:
@@ -114,7 +114,7 @@ def _row(cut: int, units: list[str], pairs: list[tuple[CutLine, Group]], costs: 
             seconds.setdefault(line.method, []).append(group.simulated / fmean(group.rounds))
     return CutRow(
         cut=cut,
-        unit=costs.rows[cut - 1].name if cut else "none",
+        unit=units[cut - 1] if cut else "none",
         accuracy={line: best for line, group in pairs if (best := group.best) is not None},
         bytes={method: fmean(some) for method, some in traffic.items()},
         flops=PASSES * sum(unit.forward_flops for unit in own),

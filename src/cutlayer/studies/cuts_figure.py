@@ -1,4 +1,4 @@
-"""What a cut does, in four pictures: accuracy, traffic, the clients' work and simulated time."""
+"""The effects of the cut in four pictures: accuracy, traffic, the clients' work and simulated time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ GREY = {"color": "0.35", "marker": "o", "markersize": 3.5, "linewidth": 1.5}
 
 
 def draw_cuts(study: CutStudy, path: Path) -> None:
-    """One figure of what a cut does: accuracy, traffic, the clients' work and simulated time."""
+    """Draw the effects of the cut: accuracy, traffic, the clients' work and simulated time."""
     with written(path) as figure:
         fill(figure, study)
 
 
 def fill(figure: "Figure", study: CutStudy) -> None:
-    """Accuracy is that of each method and partition, traffic and time of each method; work depends on the cut alone."""
+    """Draw accuracy by method and partition, traffic and time by method; work depends on the cut alone."""
     figure.set_size_inches(PAGE, HEIGHT)
     (accuracy, traffic), (work, time) = figure.subplots(2, 2)
     places = list(range(len(study.rows)))

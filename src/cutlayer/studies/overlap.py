@@ -1,4 +1,4 @@
-"""How many perturbed passes of HO-SFL fit into the wait for the gradient: Figure 5 and Appendix C.1 of the paper."""
+"""How many perturbed passes of HO-SFL fit into the wait for the gradient (Figure 5 and Appendix C.1 of the paper)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from cutlayer.core.checks import check, check_positive, is_number
 
-FORWARD, BACKWARD = 2, 4  # FLOPs of a parameter for each token
+FORWARD, BACKWARD = 2, 4  # FLOPs for each parameter and token
 BAND = (5, 95)  # percentiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A decoder that is cut between layers, its batch, its links and who computes; by default the paper's.
+    """A decoder cut between layers, its batch, the links and the speeds of client and server; by default the paper's.
 
     LLaMA-3.2-1B has 16 layers of 60.8 million parameters and a head of 128,256 words × 2048. Embeddings are looked up,
-    which computes nothing; the head is the server's wherever the cut is.
+    which takes no FLOPs; the head is at the server wherever the cut is.
     """
 
     layers: int = 16
@@ -32,7 +32,7 @@ class Pipeline:
     rtt: float = 30.0  # ms
     client_tflops: float = 2.0
     server_tflops: float = 312.0
-    noise: float = 0.1  # every speed is uniform within this share of itself
+    noise: float = 0.1  # each speed is drawn uniformly within ± this share of itself
     draws: int = 1000
     seed: int = 0
 
@@ -51,15 +51,15 @@ class Pipeline:
 
     @property
     def cut_bits(self) -> int:
-        """Of the activations of a batch, and of their gradient."""
+        """The bits of a batch's activations, and of their gradient."""
         return 8 * self.value_bytes * self.hidden * self.batch_tokens
 
     def client_flops(self, layers: int) -> float:
-        """Of one forward pass with so many layers at the client."""
+        """Return the FLOPs of one forward pass with this many layers at the client."""
         return FORWARD * layers * self.layer_params * self.batch_tokens
 
     def server_flops(self, layers: int) -> float:
-        """Of the pass forward and back through the other layers and the head."""
+        """Return the FLOPs of a forward and backward pass through the other layers and the head."""
         params = (self.layers - layers) * self.layer_params + self.head_params
         return (FORWARD + BACKWARD) * params * self.batch_tokens
 
@@ -71,7 +71,7 @@ POSITIVE = (
 
 
 class Speeds(NamedTuple):
-    """Bits and FLOPs a second; a number each, or as many as there are draws."""
+    """Bits and FLOPs per second: a number each, or an array with a value for each draw."""
 
     uplink: Any
     downlink: Any
@@ -86,25 +86,25 @@ class Speeds(NamedTuple):
 
     @classmethod
     def noisy(cls, pipeline: Pipeline) -> "Speeds":
-        """Each speed drawn anew many times, apart from the others."""
+        """Draw each speed many times, independently of the others."""
         generator = np.random.default_rng(pipeline.seed)
         factors = 1 + pipeline.noise * generator.uniform(-1, 1, (len(cls._fields), pipeline.draws))
         return cls(*(speed * factor for speed, factor in zip(cls.of(pipeline), factors, strict=True)))
 
 
 def client_pass(pipeline: Pipeline, layers: int, speeds: Speeds) -> Any:
-    """Seconds of one forward pass at the client."""
+    """Return the seconds of one forward pass at the client."""
     return pipeline.client_flops(layers) / speeds.client
 
 
 def idle_window(pipeline: Pipeline, layers: int, speeds: Speeds) -> Any:
-    """Seconds from a client's activations to their gradient: up, forward and back at the server, down, and the RTT."""
+    """Return the seconds from activations to their gradient: up, forward and backward at the server, down, and RTT."""
     sending = pipeline.cut_bits / speeds.uplink + pipeline.cut_bits / speeds.downlink
     return sending + pipeline.rtt / 1e3 + pipeline.server_flops(layers) / speeds.server
 
 
 class Band(NamedTuple):
-    """A number without noise, and between which values nine draws in ten lie."""
+    """A value without noise, and the range of nine in ten draws."""
 
     value: float
     low: float
@@ -112,17 +112,17 @@ class Band(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What fits with so many layers at the client."""
+    """The passes that fit with this many layers at the client."""
 
     layers: int
     client_pass: float  # seconds
     idle_window: float
     passes: Band  # P_max: perturbed passes that hide in the window
-    passes_after_first: Band  # where the unperturbed pass, too, is charged to the window: one less
+    passes_after_first: Band  # one less: the unperturbed pass is charged to the window too
 
 
 def fits(pipeline: Pipeline) -> list[Fit]:
-    """For one layer at the client to all of them."""
+    """Return a fit for each number of layers at the client, from one to all."""
     exact, noisy = Speeds.of(pipeline), Speeds.noisy(pipeline)
     return [_fit(pipeline, layers, exact, noisy) for layers in range(1, pipeline.layers + 1)]
 

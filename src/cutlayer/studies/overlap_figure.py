@@ -1,4 +1,4 @@
-"""How many perturbed passes hide in the wait for the gradient, by the layers at the client."""
+"""A figure of how many perturbed passes fit into the wait for the gradient, by the layers at the client."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ ALL, ONE_LESS = "window ÷ pass", "the first pass charged to the window"
 
 
 def draw_overlap(fits: Sequence[Fit], path: Path) -> None:
-    """One figure of how many perturbed passes hide in the wait for the gradient."""
+    """Draw how many perturbed passes fit into the wait for the gradient."""
     with written(path, "make room there or choose another --figure") as figure:
         fill(figure, fits)
 
 
 def fill(figure: "Figure", fits: Sequence[Fit]) -> None:
-    """Lines are without noise, bands hold nine draws in ten."""
+    """Draw lines without noise, and bands that hold nine in ten draws."""
     figure.set_size_inches(*SIZE)
     axes = figure.subplots()
     style = looks([ALL, ONE_LESS])

@@ -1,11 +1,11 @@
-"""What crossed, as Table 3 of the HO-SFL paper breaks it down; from a run's ledger or from a formula.
+"""Traffic in the rows of Table 3 of the HO-SFL paper, from a run's ledger or from a formula.
 
-Uplink (Act)            what the cut lets through
+Uplink (Act)            activations at the cut
 Uplink (Model)          client-side models
 Uplink (Scalar)         slopes, losses
 Downlink (Grad)         gradients of the cut
 Downlink (Model)        client-side models, auxiliary ones
-Downlink (Scalar/Seed)  slopes, losses, seeds, and what a client has missed of them
+Downlink (Scalar/Seed)  slopes, losses, seeds, and those that a client has missed
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.results.trials import Group, Trial
 
 GIB = 2**30
-# Of a U-shaped split more crosses at the head, each way: it counts with what crosses at the cut.
+# The activations and gradients at the head of a U-shaped split count with those at the cut.
 PAPER_ROWS = {
     "Uplink (Act)": ("up_activations", "up_gradients"),
     "Uplink (Model)": ("up_model", "up_auxiliary"),
@@ -36,10 +36,10 @@ AUXILIARY = "down_auxiliary"
 
 
 def breakdown(crossed: Mapping[str, float], *, paper_convention: bool = False) -> dict[str, float]:
-    """Bytes by row, from bytes by direction and kind such as up_activations.
+    """Return bytes by row, from bytes by direction and kind such as up_activations.
 
-    Every byte counts in one row. By the paper's convention there are only the paper's rows, without labels, settings
-    and set-up, and where an auxiliary model goes down (FSL-SAGE) the client's own model is left out of that row.
+    Every byte counts in one row. The paper's convention has only the paper's rows, without labels, settings and set-up;
+    if an auxiliary model goes down (FSL-SAGE), the row of that model leaves out the client's own model.
     """
     rows = {row: sum(crossed.get(name, 0) for name in names) for row, names in PAPER_ROWS.items()}
     if paper_convention:
@@ -55,7 +55,7 @@ class TrafficColumn:
 
     label: str
     name: str
-    samples: float  # that it stands for
+    samples: float  # of a run with this traffic
     rows: dict[str, float]  # bytes
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class TrafficColumn:
 
 
 def column(group: Group, samples: int | None = None, *, paper_convention: bool = False) -> TrafficColumn:
-    """The traffic of a group's runs, or of runs as long as `samples`: its bytes a sample times as many.
+    """Return the traffic of a group's runs, or of runs of `samples` samples with as many bytes a sample.
 
-    A client is set up once, however long a run is, so that row stays as it is.
-    By the paper's convention a run ends with the first whole round after which more than `samples` are processed.
+    A client is set up once, however long a run is, so that row is not scaled. By the paper's convention a run ends with
+    the first whole round after which more than `samples` are processed.
     """
     ends = [t.history[-1] for t in group.trials]
     factors = [_factor(t, samples, whole_rounds=paper_convention) for t in group.trials]
@@ -79,7 +79,7 @@ def column(group: Group, samples: int | None = None, *, paper_convention: bool =
 
 
 def _factor(trial: Trial, samples: int | None, *, whole_rounds: bool) -> float:
-    """How many times this run's length."""
+    """Return the length of a run of `samples` samples over the length of this run."""
     if samples is None:
         return 1.0
     done: int = trial.history[-1]["samples"]

@@ -1,9 +1,10 @@
-"""What a method sends in a run of so many samples, before anything is trained: the closed form of the ledger."""
+"""The traffic of a run of a given number of samples as a formula, before anything is trained."""
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -12,30 +13,29 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check
 
 FLOAT, DOUBLE, INTEGER = 4, 8, 8  # bytes: losses and weights, slopes, labels and seeds
-MU_PASSES = 3  # whose activations MU-SplitFed sends: of the weights as they are, and moved there and back
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficSetting:
-    """A run whose clients hold equally many samples, as far as its traffic goes."""
+    """What the traffic of a run depends on; all clients hold the same number of samples."""
 
-    samples: int  # after which it ends, with its round
+    samples: int  # the run ends with the round in which they are processed
     clients: int
     per_round: int
-    client_samples: int  # of each
+    client_samples: int  # of each client
     activation: int  # elements of one sample at the cut
-    client_params: int  # that are trained
+    client_params: int  # trained ones
     auxiliary_params: int = 0  # FSL-SAGE
     perturbations: int = 5  # HO-SFL
-    missed: float | None = None  # rounds that a client of HO-SFL replays; as many as it misses on average by default
+    missed: float | None = None  # rounds that a client of HO-SFL replays; by default the mean that it misses
     upload_every: int = 5  # FSL-SAGE: batches
     align_every: int = 1  # FSL-SAGE: rounds
     activation_bytes: int = FLOAT  # of one element
     batching: Batching = Batching(drop_last=False)
-    # A method of one step a round draws a full batch every time; or it goes on where it was, so that after the last,
-    # smaller batch of its samples it begins again.
+    # With one step a round a client draws a full batch in every round. With goes_on it continues its last pass, whose
+    # last batch may be smaller.
     goes_on: bool = False
-    exceed: bool = False  # end once more than the samples are processed, not as many
+    exceed: bool = False  # end only once more than the samples are processed
 
     def __post_init__(self) -> None:
         for name in ("samples", "clients", "per_round", "client_samples", "activation", "client_params"):
@@ -44,16 +44,16 @@ class TrafficSetting:
 
     @property
     def rounds_missed(self) -> float:
-        """Between two rounds of one client, if each round draws its clients anew."""
+        """The rounds between two rounds of one client, by default for clients that are drawn anew in each round."""
         return self.clients / self.per_round - 1 if self.missed is None else self.missed
 
     def cut(self, samples: float) -> float:
-        """Bytes of the activations of so many samples, or of their gradients."""
+        """Return the bytes of the activations of these samples, or of their gradients."""
         return self.activation_bytes * self.activation * samples
 
 
 class Expected(NamedTuple):
-    """A whole run; bytes by direction and kind, as in the ledger, without settings."""
+    """The traffic of a whole run in bytes by direction and kind, as in the ledger, without settings."""
 
     rounds: int
     samples: float
@@ -61,7 +61,7 @@ class Expected(NamedTuple):
 
 
 def expected(method: str, setting: TrafficSetting) -> Expected:
-    """What crosses in a run of this method: sfl_v1 (SplitLoRA too), hosfl, zo_sfl, mu_splitfed or fsl_sage."""
+    """Return the traffic of a run of sfl_v1, splitlora, hosfl, zo_sfl, mu_splitfed or fsl_sage."""
     visit, one_step = registry.find("method with a closed form", VISITS, method)
     processed = _one_step(setting) if one_step else _passes(setting)
     enough = operator.gt if setting.exceed else operator.ge
@@ -73,7 +73,7 @@ def expected(method: str, setting: TrafficSetting) -> Expected:
 
 
 def _sizes(setting: TrafficSetting) -> list[float]:
-    """The batches of a client in a round."""
+    """Return the sizes of a client's batches in a round."""
     held, size = setting.client_samples, setting.batching.size
     whole = setting.batching.per_epoch(held, size)
     return [min(size, held - (step % whole) * size) for step in range(setting.batching.per_round(held, size))]
@@ -88,7 +88,7 @@ def _passes(setting: TrafficSetting) -> Callable[[int], float]:
 
 
 def _one_step(setting: TrafficSetting) -> Callable[[int], float]:
-    """Samples that are processed in so many rounds; where clients go on, their mean over who is drawn when."""
+    """Return a function from rounds to processed samples; with goes_on their mean over the draws of clients."""
     size = _most(setting, True)
     if not setting.goes_on:
         return lambda rounds: float(rounds * setting.per_round * size)
@@ -110,44 +110,42 @@ def _binomial(tries: int, hits: int, chance: float) -> float:
     return math.exp(ways + hits * math.log(chance) + (tries - hits) * math.log1p(-chance))
 
 
-Bytes = Mapping[str, float]
+Bytes = dict[str, float]
+
+
+def _cut(setting: TrafficSetting, samples: float, passes: int = 1) -> Bytes:
+    """The activations of so many forward passes, and the labels."""
+    return {"up_activations": passes * setting.cut(samples), "up_labels": INTEGER * samples}
+
+
+def _models(setting: TrafficSetting) -> Bytes:
+    return {"up_model": FLOAT * setting.client_params, "down_model": FLOAT * setting.client_params}
 
 
 def _sfl(setting: TrafficSetting, sizes: list[float]) -> Bytes:
-    n, model = sum(sizes), FLOAT * setting.client_params
-    there = {"up_activations": setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
-    return {**there, "down_gradients": setting.cut(n), "down_model": model}
+    n = sum(sizes)
+    return _cut(setting, n) | _models(setting) | {"down_gradients": setting.cut(n)}
 
 
 def _ho_sfl(setting: TrafficSetting, sizes: list[float]) -> Bytes:
-    """Down come the seeds and the mean slopes, of this round and of those missed."""
-    n, slopes = sum(sizes), DOUBLE * setting.perturbations
-    there = {"up_activations": setting.cut(n), "up_labels": INTEGER * n, "up_slopes": slopes}
-    seeds = INTEGER * setting.perturbations
-    return {**there, "down_gradients": setting.cut(n), "down_slopes": (seeds + slopes) * (1 + setting.rounds_missed)}
+    """Seeds and mean slopes go down, of this round and of those missed."""
+    n, slopes, seeds = sum(sizes), DOUBLE * setting.perturbations, INTEGER * setting.perturbations
+    down = {"down_gradients": setting.cut(n), "down_slopes": (seeds + slopes) * (1 + setting.rounds_missed)}
+    return _cut(setting, n) | {"up_slopes": slopes} | down
 
 
-def _zo_sfl(setting: TrafficSetting, sizes: list[float]) -> Bytes:
-    """Activations of weights moved there and back; down comes one number a step."""
-    n, model = sum(sizes), FLOAT * setting.client_params
-    there = {"up_activations": 2 * setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
-    return {**there, "down_scalars": FLOAT * len(sizes), "down_model": model}
-
-
-def _mu_splitfed(setting: TrafficSetting, sizes: list[float]) -> Bytes:
-    n, model = sum(sizes), FLOAT * setting.client_params
-    there = {"up_activations": MU_PASSES * setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
-    return {**there, "down_scalars": FLOAT * len(sizes), "down_model": model}
+def _zeroth_order(passes: int, setting: TrafficSetting, sizes: list[float]) -> Bytes:
+    """One number goes down for each step."""
+    return _cut(setting, sum(sizes), passes) | _models(setting) | {"down_scalars": FLOAT * len(sizes)}
 
 
 def _fsl_sage(setting: TrafficSetting, sizes: list[float]) -> Bytes:
-    n, model = sum(sizes[:: setting.upload_every]), FLOAT * setting.client_params
-    there = {"up_activations": setting.cut(n), "up_labels": INTEGER * n, "up_model": model}
-    return {**there, "down_model": model, "down_auxiliary": FLOAT * setting.auxiliary_params / setting.align_every}
+    auxiliary = {"down_auxiliary": FLOAT * setting.auxiliary_params / setting.align_every}
+    return _cut(setting, sum(sizes[:: setting.upload_every])) | _models(setting) | auxiliary
 
 
 class RoundTraffic(NamedTuple):
-    """What crosses for one client in one round, from its batches."""
+    """What one client sends and receives in a round, from the sizes of its batches."""
 
     crossing: Callable[[TrafficSetting, list[float]], Bytes]
     one_step: bool = False  # a round is one step
@@ -157,7 +155,7 @@ VISITS = {
     "sfl_v1": RoundTraffic(_sfl),
     "splitlora": RoundTraffic(_sfl),
     "hosfl": RoundTraffic(_ho_sfl, one_step=True),
-    "zo_sfl": RoundTraffic(_zo_sfl),
-    "mu_splitfed": RoundTraffic(_mu_splitfed, one_step=True),
+    "zo_sfl": RoundTraffic(partial(_zeroth_order, 2)),  # with the weights moved there and back
+    "mu_splitfed": RoundTraffic(partial(_zeroth_order, 3), one_step=True),  # and with the weights as they are
     "fsl_sage": RoundTraffic(_fsl_sage),
 }

@@ -15,18 +15,17 @@ __all__ = ["check_format", "draw", "draw_plan"]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """One figure of all panels: the sweeps that their recipe asks for, or learning curves."""
-    recipe = comparison.panels[0].recipe
+    """Draw all panels into one figure: the sweeps that their recipe asks for, or learning curves."""
+    sweeps = comparison.panels[0].recipe.figure
     of_one_recipe = len({panel.name.partition("/")[0] for panel in comparison.panels}) == 1
-    asked = recipe.figure if recipe is not None and of_one_recipe else ()
     with written(path) as figure:
-        if asked:
-            sweep.fill(figure, comparison.panels, asked)
+        if sweeps and of_one_recipe:
+            sweep.fill(figure, comparison.panels, sweeps)
         else:
             curves.fill(figure, comparison.panels)
 
 
 def draw_plan(planned: "Planned", path: Path, names: Sequence[str]) -> None:
-    """One figure of a training round of every device, before and after planning; `names` are those of all devices."""
+    """Draw a training round of every device before and after planning; `names` are the names of all devices."""
     with written(path, "make room there or choose another --figure, then plan again") as figure:
         plan.fill(figure, planned, names)

@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 FEW_POINTS = 3
 HOURS, MINUTES = 3600.0, 60.0
 BAND, LIGHT_BAND = 0.15, 0.07  # opacity
-START = 0.05  # the part of the rounds in which accuracies may be too low to be shown
-WASTE = 0.2  # the part of the axis that the start must take for that
+START = 0.05  # the share of the rounds whose accuracies may be cut off
+WASTE = 0.2  # cut them off if they take more than this share of the axis
 MANY_SAMPLES = 10_000
-FAR_APART = 10  # times: costs that need a logarithmic axis
-LONG = 50  # rounds, from which on curves are smoothed
-WINDOW = 9  # rounds that are averaged then
+FAR_APART = 10  # ratio of costs from which on the axis is logarithmic
+LONG = 50  # evaluations from which on curves are smoothed
+WINDOW = 9  # evaluations in a mean of a smoothed curve
 FAINT: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}  # what a smoothed curve is made of
 
 
 class Cost(NamedTuple):
-    """What accuracy is drawn against."""
+    """A quantity that accuracy is drawn against."""
 
     label: str
-    until: Callable[[Trial, int], float]  # the end of a round
+    until: Callable[[Trial, int], float]  # its value at the end of a round
 
 
 ROUNDS = Cost("communication round", lambda _, number: number)
 
 
 class Curve(NamedTuple):
-    """The accuracies of a group in per cent, over its seeds, by the rounds that all of them measured."""
+    """The accuracies of a group in per cent, in the rounds that all of its seeds measured."""
 
     group: Group
     rounds: list[int]
@@ -58,7 +58,10 @@ class Curve(NamedTuple):
 
 
 def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
-    """Lines are means over seeds, bands go from least to most; those of long runs are smoothed, over faint ones."""
+    """Draw means over seeds as lines, and bands from the lowest to the highest seed.
+
+    Lines of long runs are smoothed, and lie over faint lines that are not.
+    """
     alone = len(panels) == 1
     drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
     smoothed = any(curve.is_long for curves in drawn for curve in curves)
@@ -97,13 +100,13 @@ def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], styl
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Means over a window around each value: narrower near the beginning, where curves are steep; cut at the end."""
+    """Return means over a window around each value, narrower near the start, where curves are steep."""
     half = [min(WINDOW // 2, i) for i in range(len(values))]
     return [fmean(values[i - h : i + h + 1]) for i, h in enumerate(half)]
 
 
 def _limit_accuracies(axes: "Axes", curves: Sequence[Curve], target: float | None) -> None:
-    """Cut off the first rounds' accuracies where they take much of the axis; all that comes later is shown."""
+    """Cut off the accuracies of the first rounds if they take much of the axis."""
     start = START * max((curve.rounds[-1] for curve in curves), default=0)
     later = [low for curve in curves for low, r in zip(curve.low, curve.rounds, strict=True) if r > start]
     if not later:
@@ -115,7 +118,7 @@ def _limit_accuracies(axes: "Axes", curves: Sequence[Curve], target: float | Non
 
 
 def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
-    """From nothing on; or by size, from the first point that is shown on, where whole runs cost very differently."""
+    """Start the axis at 0, or make it logarithmic if the costs of whole runs are far apart."""
     ends = [curve.places(cost.until)[-1] for curve in curves]
     if not ends or min(ends) <= 0 or max(ends) <= FAR_APART * min(ends):
         axes.set_xlim(left=0)
@@ -130,7 +133,7 @@ def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
 
 
 def _costs(panel: Panel) -> tuple[Cost, Cost]:
-    """What both pictures are drawn against: the recipe's axis, then time, or else traffic."""
+    """Return the horizontal axes of both pictures: the recipe's axis, then time, or else traffic."""
     time, traffic = _time(panel), _traffic(panel)
     if panel.axis == "time" and time is not None:
         return time, traffic
@@ -138,24 +141,23 @@ def _costs(panel: Panel) -> tuple[Cost, Cost]:
 
 
 def _samples(panel: Panel) -> Cost:
-    """In thousands where they are many, so that the ticks have room."""
+    """Processed samples, in thousands if they are many so that the tick labels fit."""
     many = max(group.samples for group in panel.groups) >= MANY_SAMPLES
     size, unit = (1000, "processed samples (thousands)") if many else (1, "processed samples")
     return Cost(unit, lambda trial, number: trial.samples[number] / size)
 
 
 def _time(panel: Panel) -> Cost | None:
-    """Simulated time, if every run tells it."""
-    totals = [group.simulated for group in panel.groups]
-    most = max((total for total in totals if total is not None), default=0.0)
-    if None in totals:
+    """Simulated time, if every run has it."""
+    totals = [total for group in panel.groups if (total := group.simulated) is not None]
+    if len(totals) < len(panel.groups):
         return None
-    unit, size = time_unit(most)
+    unit, size = time_unit(max(totals))
     return Cost(f"simulated {unit}", lambda trial, number: trial.clock[number] / size)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that such a time reads well in, and its seconds."""
+    """Return the unit in which such a time reads well, and its seconds."""
     if seconds >= HOURS:
         return "hours", HOURS
     return ("minutes", MINUTES) if seconds >= MINUTES else ("seconds", 1.0)

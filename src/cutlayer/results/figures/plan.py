@@ -1,4 +1,4 @@
-"""One training round of every device, before and after planning: who computes, who sends and who waits."""
+"""A training round of every device before and after planning: when it computes, sends and waits."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cutlayer.planning.planner import Plan, Planned
 
-MOST_BARS = 40  # devices with a bar each; of more there are groups
+MOST_BARS = 40  # devices with a bar each; more are drawn as groups
 GROUPS = 20
 COLOURS = {
     "forward": "#0072B2",
@@ -28,36 +28,36 @@ COLOURS = {
 WAITING = "#EFEFEF"
 MARK = "#882255"
 SECONDS = "seconds of a mini-batch"
-CUT, BATCH, STRAGGLER = 1.07, 1.2, 1.29  # where they stand, in widths of the axes
+CUT, BATCH, STRAGGLER = 1.07, 1.2, 1.29  # their horizontal positions, in widths of the axes
 THICKNESS = 0.74  # of a bar, in rows
 LEGEND_COLUMNS = 4
-ROW, FRAME = 0.165, 1.4  # inches: of one bar, and of all that is around them
-SAME_SCALE = 6.0  # times as long as the other: up to here both rounds are drawn to one scale
+ROW, FRAME = 0.165, 1.4  # inches: one bar, and everything around the bars
+SAME_SCALE = 6.0  # both rounds have one scale if the longer takes at most this many times as long
 
 
 class Stack(NamedTuple):
-    """A device, or the mean of a group of them."""
+    """The bar of a device, or of the mean of a group of devices."""
 
     label: str
-    seconds: tuple[float, float, float, float]  # forward, uplink, downlink, backward
+    seconds: tuple[float, ...]  # forward, uplink, downlink, backward
     cut: str
     batch: str
     straggler: bool
 
 
 class RoundSide(NamedTuple):
-    """One round."""
+    """The picture of one round."""
 
     title: str
     bars: list[Stack]
-    there: float  # seconds until the last activations are at the server
+    there: float  # seconds until the server has the last activations
     server: float
-    aggregation: float  # its share
+    aggregation: float  # the mini-batch's share
     end: float
 
 
 def fill(figure: "Figure", planned: "Planned", names: Sequence[str]) -> None:
-    """Both rounds beside each other, a bar for each device; of many, the stragglers and groups of the others."""
+    """Draw both rounds side by side with a bar for each device; of many, for the stragglers and groups of others."""
     sides = _sides(planned, names)
     bars = sides[0].bars
     figure.set_size_inches(PAGE, FRAME + ROW * max(len(bars), 4))
@@ -92,7 +92,7 @@ def _sides(planned: "Planned", names: Sequence[str]) -> tuple[RoundSide, RoundSi
 
 
 def _groups(planned: "Planned") -> list[NDArray[np.int64]]:
-    """Places of the devices in the plan, one by one, or in groups of those that took equally long before."""
+    """Return the devices' places in the plan one by one, or in groups of devices that took about as long before."""
     count = len(planned.devices)
     if count <= MOST_BARS:
         return [np.array([k]) for k in range(count)]
@@ -114,12 +114,12 @@ def _side(
     cuts, batches = np.array(plan.cuts), np.array(plan.batches)
     first, bars = 1, []
     for group in groups:
-        forward, up, down, backward = (float(term[group].mean()) for term in terms)
+        seconds = tuple(float(term[group].mean()) for term in terms)
         label = names[planned.devices[group[0]]]
         if len(group) > 1:
             label, first = f"{first}–{first + len(group) - 1}", first + len(group)
         slowest = any(planned.devices[k] == straggler for k in group)
-        bars.append(Stack(label, (forward, up, down, backward), _range(cuts[group]), _range(batches[group]), slowest))
+        bars.append(Stack(label, seconds, _range(cuts[group]), _range(batches[group]), slowest))
     server = latency.server_forward + latency.server_backward
     share = latency.aggregation / planned.problem.interval
     title = f"{latency.split + share:.3g} s a mini-batch ({share:.3g} s aggregation)"
@@ -133,7 +133,7 @@ def _range(values: NDArray[np.int64]) -> str:
 
 
 def _draw(axes: "Axes", side: RoundSide) -> None:
-    """Each bar is a time line: there, at the server, and back; then this mini-batch's share of the aggregation."""
+    """Draw each bar as a time line: up, at the server, down, and this mini-batch's share of the aggregation."""
     forward, up, down, backward = (np.array(term) for term in zip(*(bar.seconds for bar in side.bars), strict=True))
     back = side.there + side.server
     spans: dict[str, tuple[Any, Any]] = {  # start and width
@@ -152,7 +152,7 @@ def _draw(axes: "Axes", side: RoundSide) -> None:
         _annotate(axes, place, bar)
     for column, head in ((CUT, "cut"), (BATCH, "batch")):
         axes.annotate(head, (column, -0.6), xycoords=("axes fraction", "data"), fontsize=6.5, ha="center")
-    axes.set_title(side.title, loc="left", pad=10)  # above the heads of the columns
+    axes.set_title(side.title, loc="left", pad=10)  # above the column heads
     axes.set_xlabel(SECONDS)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

@@ -1,4 +1,4 @@
-"""How figures look, and how they get into files."""
+"""The look of figures, and writing them to files."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-# Okabe and Ito's palette, which stays apart for colour-blind readers; yellow is left out, it vanishes on white. The
-# last three are of Paul Tol's muted one, and lie between its colours.
+# Okabe and Ito's palette, which colour-blind readers can tell apart, without yellow, which is hard to see on white. The
+# last three are from Paul Tol's muted palette and lie between these colours.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#882255", "#999933", "#888888",
 )  # fmt: skip
 STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-MANY = 6  # lines, from which on dashes would be noise: solid lines, until the colours come again
+MANY = 6  # lines from which on all are solid until the colours repeat: many dashed lines are hard to read
 MARKERS = "os^Dv<>"
 LOOK: dict[Any, Any] = {
     "font.size": 8,
@@ -34,31 +34,31 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-WIDTHS = (2.2, 1.8, 1.5)  # the first lines are wider, so that they show below others with the same numbers
-THIN = (1.6, 1.3, 1.0)  # where there are many
-PAGE = 6.8  # inches: the text of a page with two columns
+WIDTHS = (2.2, 1.8, 1.5)  # the first lines are wider, so that they show under others with the same numbers
+THIN = (1.6, 1.3, 1.0)  # for many lines
+PAGE = 6.8  # inches: the text width of a page with two columns
 WIDE = 8.6  # inches, for three panels and more
-ALONE = 2.9  # inches, the height of one panel's two pictures side by side
-TALL = 3.3  # inches, the same with many lines
-HEIGHT = 1.9  # inches, of one picture among several
+ALONE = 2.9  # inches: the height of one panel's two pictures side by side
+TALL = 3.3  # inches: the same with many lines
+HEIGHT = 1.9  # inches: one picture of several
 PER_ROW = 4  # panels
 RUNS_ARE_SAVED = (
     "the runs themselves are saved. Make room there or choose another file, then draw it with "
     "`cutlayer compare --figure`."
 )
-HANDLE, CHARACTER, LEGEND_LINE = 0.65, 0.055, 0.18  # inches, of a legend's entries
+HANDLE, CHARACTER, LEGEND_LINE = 0.65, 0.055, 0.18  # inches, in a legend
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file that cannot be drawn, before any work is done."""
+    """Reject a file name with an unknown format, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"cannot draw a figure into {path}; use a name that ends in {', '.join(FORMATS)}")
 
 
 @contextmanager
 def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
-    """An empty figure that is in the file afterwards; the remedy is for a user whose disk refuses it."""
-    import matplotlib  # here and not above: it is slow to load, and most commands draw nothing
+    """Yield an empty figure and write it to the file afterwards; `remedy` ends the message if that fails."""
+    import matplotlib  # here because it is slow to load, and most commands draw nothing
     from matplotlib.figure import Figure
 
     check_format(path)
@@ -74,7 +74,7 @@ def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
 
 
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label, the same wherever it is drawn; thinner and plainer where there are many."""
+    """Return the colour and line style of each label; many labels get thinner and plainer lines."""
     names = list(dict.fromkeys(labels))
     many = len(names) >= MANY
     widths = THIN if many else WIDTHS
@@ -90,7 +90,7 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def grid(figure: "Figure", count: int, ylabels: tuple[str, str]) -> "list[tuple[Axes, Axes]]":
-    """Two axes for each panel: side by side for one panel, else one above the other, and up to four pairs in a row."""
+    """Return two axes for each panel: side by side for one panel, else one above the other with up to four in a row."""
     if count == 1:
         figure.set_size_inches(PAGE, ALONE)
         left, right = figure.subplots(1, 2)
@@ -113,7 +113,7 @@ def grid(figure: "Figure", count: int, ylabels: tuple[str, str]) -> "list[tuple[
 
 
 def legend(figure: "Figure", some: Sequence["Axes"], room: int = 0) -> None:
-    """One legend for all axes, below them; the figure grows by its lines beyond those that there is room for."""
+    """Draw one legend below all axes; the figure grows by the lines beyond those that there is `room` for."""
     found: dict[str, Any] = {}
     for axes in some:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -129,7 +129,7 @@ def legend(figure: "Figure", some: Sequence["Axes"], room: int = 0) -> None:
 
 
 def titles(panels: Sequence[Panel]) -> list[str]:
-    """The last words of the panels' names if they tell them apart; none for one panel."""
+    """Return the last words of the panels' names, or whole names if those are not unique; nothing for one panel."""
     if len(panels) == 1:
         return [""]
     words = [panel.name.rpartition("/")[2] for panel in panels]
@@ -137,7 +137,7 @@ def titles(panels: Sequence[Panel]) -> list[str]:
 
 
 def target_line(axes: "Axes", target: float | None, named: bool = True) -> None:
-    """The accuracy to reach, across the axes; its name stands beside them, where no line can run through it."""
+    """Draw the target accuracy across the axes, with its name to the right of them."""
     if target is None:
         return
     axes.axhline(100 * target, color="0.55", linewidth=0.8, zorder=1)
@@ -155,5 +155,5 @@ def target_line(axes: "Axes", target: float | None, named: bool = True) -> None:
 
 
 def with_target(title: str, target: float | None) -> str:
-    """The title of one panel among several, which have no room for the target's name beside them."""
+    """Return the title with the target, for one of several panels, which have no room for it beside the axes."""
     return title if target is None else f"{title} (target {100 * target:.1f} %)"

@@ -21,12 +21,12 @@ MOST_CHARACTERS = 30  # of all tick labels of an axis
 
 
 class Goal(NamedTuple):
-    """What is drawn above and below, and how to call it."""
+    """What the two pictures of a column show."""
 
     above: str
     below: str
-    late: str  # of a group of which not every seed arrives
-    size: float  # seconds of the unit of time; none where rounds are counted
+    late: str  # a group of which not every seed arrives
+    size: float  # of the unit of time in seconds; 0 if rounds are counted
 
     @classmethod
     def of(cls, panels: Sequence[Panel]) -> "Goal":
@@ -36,26 +36,24 @@ class Goal(NamedTuple):
         return cls("converged accuracy (%)", f"converged after ({unit})", "not converged with every seed", size)
 
     def accuracy(self, group: Group) -> Spread | None:
-        if not self.size:
-            return group.best
-        return group.convergence.accuracy if group.convergence.reach.by_all else None
+        return group.convergence.of_all if self.size else group.best
 
     def cost(self, group: Group, panel: Panel) -> Spread | None:
-        """Rounds or time; none where not every seed arrives."""
+        """Return rounds or time; None unless every seed arrives."""
         if not panel.arrival(group).by_all:
             return None
         if not self.size:
-            return None if panel.target is None else Spread.of(trial.rounds_to(panel.target) for trial in group.trials)
+            return Spread.of(trial.rounds_to(panel.target) for trial in group.trials)
         found = group.convergence.reach.spread
-        return found and Spread(found.mean / self.size, found.std and found.std / self.size)
+        return None if found is None else found.scaled(1 / self.size)
 
     def whole(self, group: Group) -> float:
-        """The cost of the whole run."""
+        """Return the cost of the whole run."""
         return (group.simulated or 0.0) / self.size if self.size else min(group.rounds)
 
 
 def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> None:
-    """A column for each sweep of each panel, accuracies above rounds; the columns of a panel share their heights."""
+    """Draw a column for each sweep of each panel, accuracy above cost; the columns of a panel share their y axes."""
     columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
     goal = Goal.of(panels)
     pairs = grid(figure, len(columns), (goal.above, goal.below))
@@ -78,12 +76,22 @@ def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> 
 
 
 def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", style: Mapping[str, Look]) -> None:
-    """Solid lines with their deviation over seeds for runs that have the setting, dashed levels for those without."""
+    """Draw solid lines or bars for runs that have the setting, dashed levels for runs without it."""
     scale = Scale(panel, sweep)
     for number, (name, look) in enumerate(style.items()):
         groups = [group for group in panel.groups if sweep.series(group.run) == name]
-        marked = {**look, "marker": MARKERS[number % len(MARKERS)], "linestyle": "-", "linewidth": 1.5}
-        (_bars if sweep.bars else _line)(scale.placed(groups), panel, goal, pair, marked)
+        placed = scale.placed(groups)
+        accuracies = [(x, found.scaled(100)) for x, g in placed if (found := goal.accuracy(g)) is not None]
+        costs = [(x, found) for x, g in placed if (found := goal.cost(g, panel)) is not None]
+        for axes, points, digits in zip(pair, (accuracies, costs), (1, 2), strict=True):
+            if sweep.bars:
+                _bars(axes, points, look["color"], digits)
+            elif points:
+                _line(axes, points, {**look, "marker": MARKERS[number % len(MARKERS)]})
+        late = [(x, goal.whole(g)) for x, g in placed if not panel.arrival(g).by_all]
+        if late and (goal.size or panel.target is not None):
+            hollow: Look = {"color": look["color"], "fillstyle": "none", "markersize": 5, "clip_on": False}
+            pair[1].plot([x for x, _ in late], [cost for _, cost in late], "^", label=goal.late, **hollow)
         for group in groups:
             if sweep.x(group.run) is Apart.LEVEL:
                 _level(group, panel, goal, pair, {**look, "linestyle": "--", "linewidth": 1.2})
@@ -94,23 +102,23 @@ def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", sty
 
 
 class Scale:
-    """Where the values of the setting lie: numbers by their size, anything else evenly, side by side."""
+    """The horizontal axis: numbers lie by their size, anything else at equal distances."""
 
     def __init__(self, panel: Panel, sweep: Sweep) -> None:
         found = dict.fromkeys(x for g in panel.groups if not isinstance(x := sweep.x(g.run), Apart))
         numbers = [x for x in found if not isinstance(x, str)]
         self.sweep = sweep
         self.values: list[Value] = [*sorted(numbers), *(x for x in found if isinstance(x, str))]
-        # A logarithm of negative values or of none would need a gap in the axis; evenly they read as well.
+        # Values of 0 and below have no place on a logarithmic axis, so they lie at equal distances.
         self.by_size = len(numbers) == len(found) and not (sweep.log and any(x <= 0 for x in numbers))
 
     def placed(self, groups: Sequence[Group]) -> list[tuple[float, Group]]:
-        """The groups that have the setting, from left to right."""
+        """Return the groups that have the setting, from left to right."""
         pairs = [(self._place(x), g) for g in groups if not isinstance(x := self.sweep.x(g.run), Apart)]
         return sorted(pairs, key=lambda pair: pair[0])
 
     def put_on(self, axes: "Axes") -> None:
-        """Dress the horizontal axis."""
+        """Set the scale, the ticks and the limits of the axes."""
         if self.by_size and self.sweep.log:
             axes.set_xscale("log")
         if not self.by_size or len(self.values) <= MOST_TICKS:
@@ -121,51 +129,24 @@ class Scale:
             axes.xaxis.minorticks_off()
             axes.margins(x=0.08)
         if self.sweep.bars:
-            axes.set_xlim(-0.6, len(self.values) - 0.4)  # a bar that is missing keeps its place
+            axes.set_xlim(-0.6, len(self.values) - 0.4)  # with room for bars that are missing
 
     def _place(self, x: Value) -> float:
         return float(x) if self.by_size else float(self.values.index(x))
 
 
-def _line(
-    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look
-) -> None:
-    common = {**look, "markersize": 3.5, "capsize": 2, "elinewidth": 0.8}
-    for axes, found in zip(pair, _spreads(placed, panel, goal), strict=True):
-        if found:
-            axes.errorbar([x for x, _ in found], [s.mean for _, s in found], [s.std or 0.0 for _, s in found], **common)
-    _late(placed, panel, goal, pair[1], look["color"])
+def _line(axes: "Axes", points: Sequence[tuple[float, Spread]], look: Look) -> None:
+    style = {**look, "linestyle": "-", "linewidth": 1.5, "markersize": 3.5, "capsize": 2, "elinewidth": 0.8}
+    axes.errorbar([x for x, _ in points], [s.mean for _, s in points], [s.std or 0.0 for _, s in points], **style)
 
 
-def _bars(
-    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look
-) -> None:
-    for axes, found, digits in zip(pair, _spreads(placed, panel, goal), (1, 2), strict=True):
-        for x, spread in found:
-            deviation: Look = {"yerr": spread.std, "capsize": 2} if spread.std else {}
-            drawn = axes.bar(x, spread.mean, color=look["color"], width=0.7, error_kw={"elinewidth": 0.8}, **deviation)
-            axes.bar_label(drawn, fmt=f"%.{digits}f", fontsize=6, padding=1)
-        axes.grid(visible=False, axis="x")
-        axes.margins(y=0.15)
-    _late(placed, panel, goal, pair[1], look["color"])
-
-
-def _spreads(
-    placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal
-) -> tuple[list[tuple[float, Spread]], list[tuple[float, Spread]]]:
-    """Accuracies in per cent and costs, where they are known."""
-    accuracies = [(x, _percent(best)) for x, group in placed if (best := goal.accuracy(group)) is not None]
-    costs = [(x, cost) for x, group in placed if (cost := goal.cost(group, panel)) is not None]
-    return accuracies, costs
-
-
-def _late(placed: Sequence[tuple[float, Group]], panel: Panel, goal: Goal, below: "Axes", colour: str) -> None:
-    late = [(x, goal.whole(group)) for x, group in placed if not panel.arrival(group).by_all]
-    if late and (goal.size or panel.target is not None):
-        below.plot(
-            [x for x, _ in late], [n for _, n in late], "^", color=colour, fillstyle="none", markersize=5,
-            clip_on=False, label=goal.late,
-        )  # fmt: skip
+def _bars(axes: "Axes", points: Sequence[tuple[float, Spread]], colour: str, digits: int) -> None:
+    for x, spread in points:
+        deviation: Look = {"yerr": spread.std, "capsize": 2} if spread.std else {}
+        drawn = axes.bar(x, spread.mean, color=colour, width=0.7, error_kw={"elinewidth": 0.8}, **deviation)
+        axes.bar_label(drawn, fmt=f"%.{digits}f", fontsize=6, padding=1)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=0.15)
 
 
 def _level(group: Group, panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look) -> None:
@@ -174,7 +155,3 @@ def _level(group: Group, panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", lo
         pair[0].axhline(100 * accuracy.mean, **look)
     if cost is not None:
         pair[1].axhline(cost.mean, **look)
-
-
-def _percent(share: Spread) -> Spread:
-    return Spread(100 * share.mean, None if share.std is None else 100 * share.std)
