@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(store: Store, failing: str, m
 
     with monkeypatch.context() as patch:
         if failing == "write":
-            patch.setattr("cutlayer.runs.checkpoint._write", half_written)
+            patch.setattr("cutlayer.runs.checkpoint.write_to_disk", half_written)
         else:
             patch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), full)
         with pytest.raises(CheckpointError) as caught:

@@ -134,7 +134,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_partials()
-            _write(partial, data)
+            write_to_disk(partial, data)
             partial.replace(self.path(round))
             _sync_folder(self.folder)
         except OSError as error:
@@ -213,7 +213,7 @@ def _digest(tensors: Tensors, texts: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_to_disk(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(data)

@@ -18,13 +18,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cutlayer.errors import CheckpointError
 from cutlayer.runs import config
-from cutlayer.runs.checkpoint import Store
+from cutlayer.runs.checkpoint import Store, write_to_disk
 from cutlayer.runs.config import Run
 from cutlayer.runs.training import Record
 
@@ -36,43 +35,19 @@ except ImportError:  # Windows
 log = logging.getLogger("cutlayer")
 
 
-@dataclass(frozen=True)
 class Folder:
     """The files of one run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        return self.path / "timing.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.json"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def pretrained(self) -> Path:
-        return self.path / "pretrained"
-
-    @property
-    def store(self) -> Store:
-        return Store(self.path / "checkpoints")
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.ledger = path / "ledger.json"
+        self.model = path / "model.safetensors"
+        self.pretrained = path / "pretrained"
+        self.store = Store(path / "checkpoints")
 
     def holds_run(self) -> bool:
         """Whether a run was started here."""
@@ -172,9 +147,7 @@ def write(path: Path, content: bytes | str, advice: str = GO_ON) -> None:
     partial = path.with_name(path.name + ".partial")
     with writing(path.name, path.parent, advice):
         try:
-            with partial.open("wb") as file:
-                file.write(data)
-                _to_disk(file)
+            write_to_disk(partial, data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -184,7 +157,8 @@ def append_line(path: Path, record: Record) -> None:
     """Add a record as one line of JSON."""
     with writing(f"round {record['round']}", path), path.open("a", encoding="utf-8") as file:
         file.write(_line(record))
-        _to_disk(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -221,8 +195,3 @@ def _locked(path: Path) -> int:
 
 def _line(record: Record) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
-
-
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

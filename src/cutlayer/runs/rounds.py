@@ -4,8 +4,9 @@ A round is a function of the state before it. It either commits, or every meter,
 put back and the backend is asked to recover; then the round is played again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -86,27 +87,24 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Rounds:
     """Runs rounds of a method on a backend."""
 
-    def __init__(
-        self,
-        method: Method,
-        backend: Backend,
-        *,
-        batching: Batching = Batching(),
-        per_round: int | None = None,
-        sampler: Sampler = uniform,
-        seed: int = 0,
-        precision: Precision = "fp32",
-        meters: Sequence[Meter] = (),
-        clock: Clock | None = None,
-    ) -> None:
-        self.method, self.backend, self.program = method, backend, Program(method)
-        self.batching, self.per_round, self.sampler, self.seed = batching, per_round, sampler, seed
-        self.precision, self.clock = precision, clock
-        self.ledger = Ledger()
-        self.meters: tuple[Meter, ...] = (self.ledger, *meters)
+    method: Method
+    backend: Backend
+    _: KW_ONLY
+    batching: Batching = Batching()
+    per_round: int | None = None  # clients that take part in a round; all of them by default
+    sampler: Sampler = uniform
+    seed: int = 0
+    precision: Precision = "fp32"
+    meters: tuple[Meter, ...] = ()  # besides the ledger, which becomes the first of them
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        self.program, self.ledger = Program(self.method), Ledger()
+        self.meters = (self.ledger, *self.meters)
 
     @property
     def memory(self) -> Any:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cutlayer.models.decoders import CausalLM
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import accuracies, converged
-from cutlayer.runs.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
+from cutlayer.runs.folder import START_AGAIN, Folder, append_line, write, writing
 from cutlayer.runs.training import Record, Training
 from cutlayer.version import __version__
 
@@ -54,22 +55,8 @@ def execute(
     """
     if not (resume or overwrite):
         folder.refuse_if_taken()
-    with _threads(run.cpu_threads):
-        return _execute(
-            run, folder, make or (lambda run: build.training(run, root)), resume, overwrite, on_start, on_round
-        )
-
-
-def _execute(
-    run: Run,
-    folder: Folder,
-    make: Make,
-    resume: bool,
-    overwrite: bool,
-    on_start: Callable[[Training], None] | None,
-    on_round: Callable[[Training, Record], None] | None,
-) -> Training:
-    with folder.guarded() as hold:
+    make = make or partial(build.training, root=root)
+    with _threads(run.cpu_threads), folder.guarded() as hold:
         if resume and not overwrite and folder.holds_run():
             hold()
             training, run = _resumed(run, folder, make, hold)
@@ -81,21 +68,15 @@ def _execute(
             done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
             log.info("%s: %s done already", folder.path, done)
         else:
-            _go_through(training, run, folder, on_round)
+            while not _ended(training, run):
+                record = _round(training, run, folder)
+                if on_round is not None:
+                    on_round(training, record)
+            if training.state.round < training.rounds:
+                why = next(ends(run, training.history))
+                log.info("%s: ended at round %d: %s", folder.path, training.state.round, why)
         _finish(training, folder)
     return training
-
-
-def _go_through(
-    training: Training, run: Run, folder: Folder, on_round: Callable[[Training, Record], None] | None
-) -> None:
-    """The rounds that are left; an end before the last of them is told of."""
-    while not _ended(training, run):
-        record = _round(training, run, folder)
-        if on_round is not None:
-            on_round(training, record)
-    if training.state.round < training.rounds:
-        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(ends(run, training.history)))
 
 
 def _ended(training: Training, run: Run) -> bool:
@@ -156,12 +137,12 @@ def _finish(training: Training, folder: Folder) -> None:
 
 def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Folder) -> None:
     """A folder that is put in place whole."""
-    partial = folder.pretrained.with_name(folder.pretrained.name + ".partial")
+    unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
     with writing("the trained model", folder.path):
-        shutil.rmtree(partial, ignore_errors=True)
-        export_pretrained(net, values, partial)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        export_pretrained(net, values, unfinished)
         shutil.rmtree(folder.pretrained, ignore_errors=True)
-        partial.rename(folder.pretrained)
+        unfinished.rename(folder.pretrained)
 
 
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
@@ -174,7 +155,8 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
         if not overwrite:
             folder.refuse_if_taken()  # by a run that began while this one was made
         folder.clear()
-    _write_surroundings(training, run, folder, START_AGAIN)
+    surroundings = {**environment(run.device), "engine": training.runner.engine_name}
+    write(folder.environment, json.dumps(surroundings, indent=2) + "\n", START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training, run
 
@@ -182,8 +164,15 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
 def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> tuple[Training, Run]:
     """The training of a run that goes on, and that run."""
     if not folder.store.rounds():
-        run = _with_engines_of(config.as_dict(folder.run()), run)
-        _check_first_round(run, folder)
+        then = folder.run()
+        run = _with_engines_of(config.as_dict(then), run)
+        _check_same(config.as_dict(then), run, folder)
+        done = len(folder.history())
+        if done > then.checkpoint_every:
+            raise CheckpointError(
+                f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
+                "or start over with --overwrite"
+            )
         return _started(run, folder, make, hold, overwrite=True)
     content, manifest = folder.store.load()
     run = _with_engines_of(manifest["config"], run)
@@ -200,7 +189,11 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     training.history = folder.cut_back(done)
     training.state = content["state"]
     for name, thing in training.runner.restorable().items():
-        thing.restore(content["rounds"][name])
+        if name in content["rounds"]:
+            thing.restore(content["rounds"][name])
+        else:  # a meter that could not be restored when the checkpoint was written
+            kind = type(thing).__name__
+            log.warning("%s: the checkpoint has no state of the meter %s, which starts anew", folder.path, kind)
     write(folder.config, config.dumps(run))  # it may have more rounds now
     _compare_surroundings(run, folder, manifest["config"].get("chunk"))
     return training, run
@@ -209,17 +202,6 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
 def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
     """The run with `auto` replaced by what it was resolved to, so that it is not resolved again."""
     return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
-
-
-def _check_first_round(run: Run, folder: Folder) -> None:
-    """A run without a checkpoint begins again, unless it must have had one."""
-    _check_same(config.as_dict(folder.run()), run, folder)
-    done = len(folder.history())
-    if done > folder.run().checkpoint_every:
-        raise CheckpointError(
-            f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
-            "or start over with --overwrite"
-        )
 
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
@@ -250,11 +232,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **({"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}),
     }
-
-
-def _write_surroundings(training: Training, run: Run, folder: Folder, advice: str = GO_ON) -> None:
-    known = {**environment(run.device), "engine": training.runner.engine_name}
-    write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
 
 
 def _compare_surroundings(run: Run, folder: Folder, chunk: int | None) -> None:

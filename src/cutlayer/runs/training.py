@@ -292,7 +292,7 @@ def train(
         chunk=chunk,
         seed=seed,
         precision=precision,
-        meters=meters,
+        meters=tuple(meters),
         devices=devices,
         augment=augment,
     )
