@@ -1,5 +1,6 @@
 """Low-rank adapters (LoRA) with peft: put into a decoder, and what was trained as a folder that others read."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,18 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.decoders import CausalLM, anatomy_of
-from cutlayer.models.extra import needs
 
 TARGETS = ("q_proj", "v_proj")  # the query and value projections, as every known family names them
+
+
+def needs(package: str) -> Any:
+    """Import a package that only language models need, or say how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"language models need {package}, which is missing; install it with: pip install 'cutlayer[llm]'"
+        ) from error
 
 
 def adapted(base: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ()) -> Any:

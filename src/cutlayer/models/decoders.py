@@ -14,57 +14,41 @@ from torch import Tensor, nn
 
 from cutlayer.data.language import PADDING
 from cutlayer.errors import ConfigError
+from cutlayer.models.parts import UnitNetwork, Units
 
 
 class Anatomy(NamedTuple):
-    """The parts of a decoder, in the order in which they run."""
+    """The parts of a decoder."""
 
     tokens: nn.Module
-    project_in: nn.Module | None
-    places: nn.Module | None  # learned positions
     blocks: nn.ModuleList
-    rotary: nn.Module | None
     norm: nn.Module | None
-    project_out: nn.Module | None
     lm_head: nn.Module
+    project_in: nn.Module | None = None  # between the tokens and the first layer
+    places: nn.Module | None = None  # learned positions, added before the first layer
+    rotary: nn.Module | None = None  # positions that every layer turns its queries and keys by
+    project_out: nn.Module | None = None  # between the norm and the head
 
 
 def _llama(base: Any) -> Anatomy:
     body = base.model
-    return Anatomy(
-        tokens=body.embed_tokens,
-        project_in=None,
-        places=None,
-        blocks=body.layers,
-        rotary=body.rotary_emb,
-        norm=body.norm,
-        project_out=None,
-        lm_head=base.lm_head,
-    )
+    return Anatomy(body.embed_tokens, body.layers, body.norm, base.lm_head, rotary=body.rotary_emb)
 
 
 def _opt(base: Any) -> Anatomy:
     body = base.model.decoder
     return Anatomy(
-        tokens=body.embed_tokens,
+        body.embed_tokens,
+        body.layers,
+        body.final_layer_norm,
+        base.lm_head,
         project_in=body.project_in,
         places=body.embed_positions,
-        blocks=body.layers,
-        rotary=None,
-        norm=body.final_layer_norm,
         project_out=body.project_out,
-        lm_head=base.lm_head,
     )
 
 
-FAMILIES = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gemma3_text": _llama,
-    "opt": _opt,
-}
+FAMILIES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3_text"), _llama), "opt": _opt}
 
 
 def anatomy_of(base: Any) -> Anatomy:
@@ -190,7 +174,7 @@ class Head(nn.Module):
         return F.linear(h, weight[self.answers], None if bias is None else bias[self.answers])
 
 
-class CausalLM(nn.Module):
+class CausalLM(UnitNetwork):
     """A decoder cut into its embedding, its layers and its head.
 
     Input: tokens (batch, places) as int64, padded on the left with -1. With answers, the output is their scores as
@@ -219,8 +203,7 @@ class CausalLM(nn.Module):
         """The unsplit model, of the same values."""
         return self._base[0]
 
-    def units(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Name of each unit and the sub-modules that it runs, in order."""
+    def units(self) -> Units:
         layers = ((f"layer{i + 1}", (f"layers.{i}",)) for i in range(len(self.layers)))
         return ("embedding", ("embedding",)), *layers, ("head", ("head",))
 
@@ -228,11 +211,6 @@ class CausalLM(nn.Module):
         """Every place has loaded the public base model itself; only what trains is state."""
         frozen = (name for name, p in self.named_parameters() if not p.requires_grad)
         return frozenset((*frozen, *(name for name, _ in self.named_buffers())))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for step in (self.embedding, *self.layers, self.head):
-            x = step(x)
-        return x
 
 
 def _window(config: Any, kind: str | None) -> int | None:

@@ -13,9 +13,8 @@ from cutlayer.core.checks import check, check_positive, reason
 from cutlayer.data.language import MAX_LENGTH
 from cutlayer.data.sources import ROOT_VARIABLE, data_folder
 from cutlayer.errors import ConfigError, DataError
-from cutlayer.models.adapters import adapted
+from cutlayer.models.adapters import adapted, needs
 from cutlayer.models.decoders import CausalLM, anatomy_of, check_alike
-from cutlayer.models.extra import needs
 from cutlayer.models.shapes import SHAPES
 
 log = logging.getLogger("cutlayer")

@@ -48,12 +48,18 @@ def init_convolutions(model: nn.Module, init: Init, mode: Literal["fan_in", "fan
                 nn.init.zeros_(module.bias)
 
 
-def run_units(model: nn.Module, units: Units, x: Tensor) -> Tensor:
-    """The units of a model, one after another."""
-    for _, paths in units:
-        for path in paths:
-            x = model.get_submodule(path)(x)
-    return x
+class UnitNetwork(nn.Module):
+    """A model that runs its units one after another."""
+
+    def units(self) -> Units:
+        """Name of each unit and the sub-modules that it runs, in order."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _, paths in self.units():
+            for path in paths:
+                x = self.get_submodule(path)(x)
+        return x
 
 
 def preset(about: str, network: Callable[Concatenate[A, P], T], plan: A) -> Callable[P, T]:

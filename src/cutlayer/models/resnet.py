@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, feature_norm, image_norm
-from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Stem, UnitNetwork, Units, image_stem, init_convolutions, preset
 
 
 class Basic(nn.Module):
@@ -71,7 +71,7 @@ class Stages(NamedTuple):
     counts: tuple[int, ...]
 
 
-class ResNet(nn.Module):
+class ResNet(UnitNetwork):
     """A residual network with torchvision's names; channels double from `width`, `head` lists hidden layers."""
 
     def __init__(
@@ -105,16 +105,12 @@ class ResNet(nn.Module):
         init_convolutions(self, init)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         blocks = [f"layer{i}.{j}" for i, count in enumerate(self.counts, start=1) for j in range(count)]
         return (
             ("stem", ("conv1", "bn1", "relu", "maxpool")),
             *((name, (name,)) for name in blocks),
             ("head", ("avgpool", "flatten", "fc")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 def _classifier(features: int, hidden: tuple[int, ...], num_classes: int, norm: Norm) -> nn.Module:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
-from cutlayer.models.parts import Init, Units, draws_he, run_units
+from cutlayer.models.parts import Init, UnitNetwork, Units, draws_he
 
 SMALL = 0.02  # the deviation of embeddings
 
@@ -72,7 +72,7 @@ class LastPlace(nn.Module):
         return x[..., -1, :]
 
 
-class CharTransformer(nn.Module):
+class CharTransformer(UnitNetwork):
     """A causal transformer that reads `context` characters and tells the next; the characters are the classes.
 
     Input: characters (batch, context) as int64; output: scores of the next one (batch, num_classes). Pre-norm layers
@@ -101,15 +101,11 @@ class CharTransformer(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         return (
             ("embedding", ("embedding",)),
             *((f"layer{i + 1}", (f"layers.{i}",)) for i in range(len(self.layers))),
             ("head", ("last", "norm", "fc")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 char_transformer = CharTransformer

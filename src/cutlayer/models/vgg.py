@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Init, Units, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, UnitNetwork, Units, init_convolutions, preset
 
 Layer = tuple[str, list[nn.Module]]  # name of the unit, and its modules
 
 
-class VGG(nn.Module):
+class VGG(UnitNetwork):
     """So many convolutions a block, each block halving the image; with torchvision's names.
 
     image_size=224 and classifier=(4096, 4096) give torchvision's shapes and dropout=0.5 its regularisation;
@@ -50,11 +50,7 @@ class VGG(nn.Module):
         init_convolutions(self, init)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         return self._units
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self._units, x)
 
 
 def _convolutions(blocks: tuple[int, ...], channels: int, widths: list[int], norm: Norm) -> list[Layer]:
