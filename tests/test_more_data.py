@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from cutlayer.data import load, speech
-from cutlayer.data.logmel import FLOOR, log_mel, mel_filters
 from cutlayer.data.partition import Natural
 from cutlayer.data.shakespeare import ALPHABET, STRIDE, decoded, encoded, windows
+from cutlayer.data.speech import FLOOR, log_mel, mel_filters
 from cutlayer.errors import DataError
 
 

@@ -3,16 +3,14 @@
 import logging
 import textwrap
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.data.files import Bytes, bad_file
-from cutlayer.data.pictures import _pillow
+from cutlayer.data.files import Bytes
+from cutlayer.data.pictures import decode_all, opened, pillow
 from cutlayer.data.sample import Sample
 from cutlayer.errors import DataError
 
@@ -32,8 +30,8 @@ def read_class_folders(path: Path, sample: Sample | None) -> tuple[Tensor, Tenso
     if not pictures:
         raise DataError(f"the sub-folders of {path} hold no pictures; put {', '.join(SUFFIXES)} files into them")
     paths = [file for file, _ in pictures]
-    pillow = _pillow(str(path))
-    x = _decoded(pillow, paths, _shape(pillow, paths[0], sample))
+    image_module = pillow(str(path))
+    x = _decoded(image_module, paths, _shape(image_module, paths[0], sample))
     return torch.from_numpy(x), torch.tensor([k for _, k in pictures])
 
 
@@ -67,10 +65,10 @@ def _shortened(names: Iterable[str]) -> str:
     return textwrap.shorten(", ".join(names), 200, placeholder=" ...")
 
 
-def _shape(pillow: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
+def _shape(image_module: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
     """The shape of a sample, by default that of the first picture."""
     if sample is None:
-        with _opened(pillow, first) as image:
+        with opened(image_module, first) as image:
             return (1 if image.mode in GREY else 3, image.height, image.width)
     if len(sample.shape) != 3 or sample.shape[0] not in MODES:
         raise DataError(
@@ -80,33 +78,17 @@ def _shape(pillow: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
     return sample.shape
 
 
-def _decoded(pillow: Any, paths: list[Path], shape: tuple[int, ...]) -> Bytes:
+def _decoded(image_module: Any, paths: list[Path], shape: tuple[int, ...]) -> Bytes:
     channels, height, width = shape
-    x = np.empty((len(paths), *shape), dtype=np.uint8)
 
-    def decode(i: int) -> None:
-        with _opened(pillow, paths[i]) as image:
-            if image.size != (width, height):
-                raise DataError(
-                    f"{paths[i]} has {image.width} x {image.height} pixels (width x height), but a sample here has "
-                    f"{width} x {height}; resize the pictures, on every device in the same way"
-                )
-            if image.mode.startswith(DEEP):
-                raise DataError(f"{paths[i]} has pixels of more than 8 bits; save it with 8")
-            try:
-                pixels = np.asarray(image.convert(MODES[channels]))
-            except (OSError, ValueError, SyntaxError) as error:
-                raise bad_file(paths[i], error) from error
-        x[i] = pixels.reshape(height, width, channels).transpose(2, 0, 1)
+    def checked(image: Any) -> Any:
+        if image.size != (width, height):
+            raise DataError(
+                f"{image.filename} has {image.width} x {image.height} pixels (width x height), but a sample here has "
+                f"{width} x {height}; resize the pictures, on every device in the same way"
+            )
+        if image.mode.startswith(DEEP):
+            raise DataError(f"{image.filename} has pixels of more than 8 bits; save it with 8")
+        return image.convert(MODES[channels])
 
-    with ThreadPoolExecutor() as pool:  # pillow lets other threads run while it decodes
-        for _ in pool.map(decode, range(len(paths))):
-            pass
-    return x
-
-
-def _opened(pillow: Any, path: Path) -> Any:
-    try:
-        return pillow.open(path)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise bad_file(path, error) from error
+    return decode_all(image_module, paths, shape, checked)

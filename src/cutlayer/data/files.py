@@ -1,10 +1,12 @@
 """Files as they lie on disk: what a format is, what images are read into, and the .npz and IDX formats of images."""
 
 import gzip
+import logging
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.errors import DataError
+
+log = logging.getLogger("cutlayer")
 
 Bytes = NDArray[np.uint8]
 Read = TypeVar("Read")
@@ -135,6 +139,21 @@ def read_idx(path: Path) -> Bytes:
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
+def read_parquet(path: Path, *, extra: str, name: str = "") -> list[dict[str, Any]]:
+    """Return the rows of a parquet file; `extra` is the one of cutlayer that installs pyarrow."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            f"{name}{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[{extra}]'"
+        ) from None
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise bad_file(path, error) from error
+    return rows
+
+
 def read_bytes(path: Path) -> bytes:
     """A file's content, unpacked where its name ends in .gz."""
     try:
@@ -142,3 +161,33 @@ def read_bytes(path: Path) -> bytes:
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise bad_file(path, error) from error
+
+
+def keep(name: str, what: str, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an .npz file, whole or not at all; a folder that cannot be written is no error."""
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    try:
+        with partial.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError as error:
+        log.info("%s: cannot keep %s (%s); they will be made again next time", name, what, error)
+    finally:
+        if partial.is_file():
+            partial.unlink()
+
+
+def made_once(name: str, what: str, path: Path, mark: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """An array from its .npz file if that bears this mark; otherwise made, and kept with the mark."""
+    if path.is_file():
+        try:
+            x, found = read_npz(path, ("x", "mark"))
+            if str(found) == mark:
+                return x
+            why = "it belongs to other files or settings"
+        except DataError:
+            why = "it cannot be read"
+        log.info("%s: %s is made again: %s", name, path, why)
+    x = make()
+    keep(name, what, path, {"x": x, "mark": np.array(mark)})
+    return x

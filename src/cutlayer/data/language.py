@@ -7,7 +7,7 @@ the tokenizer of a model, padded on the left with -1: a tokenizer needs no token
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +24,6 @@ TEST = 0.1  # of a plain text, at its end
 STEM = "a"  # any text: what the tokenizer puts before it begins every prompt
 
 Sets = tuple[Arrays, Arrays]
-
-
-class Texts(Protocol):
-    """What a tokenizer turns into a training and a test set."""
-
-    @property
-    def answers(self) -> tuple[str, ...]: ...
-
-    def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets: ...
 
 
 class Prompts(NamedTuple):
@@ -67,7 +58,6 @@ class PlainText:
 
     path: Path
     text: str
-    answers: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets:
         """Windows of max_length tokens side by side, and the token that follows each."""
@@ -80,6 +70,9 @@ class PlainText:
         num_test = max(round(TEST * num_windows), 1)
         first, last = slice(None, num_windows - num_test), slice(num_windows - num_test, None)
         return Arrays(x=x[first], y=y[first]), Arrays(x=x[last], y=y[last])
+
+
+Texts = Task | PlainText  # what a tokenizer turns into a training and a test set
 
 
 def tokens_of(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[list[int]]:
@@ -115,58 +108,42 @@ class Definition:
         texts, labels = [], []
         for path, rows in tables:
             for number, row in enumerate(rows):
-                texts.append(self._prompt(path, number, row))
-                labels.append(self._label(name, path, number, row))
+                for column in self.columns:
+                    if not isinstance(row.get(column), str):
+                        raise bad_file(path, f"row {number} has no text in the column {column!r}")
+                texts.append(self.prompt(row))
+                labels.append(self._label(f"{name}: row {number} of {path}", row.get("label")))
         return Prompts(texts, labels)
 
-    def _prompt(self, path: Path, number: int, row: Row) -> str:
-        for column in self.columns:
-            if not isinstance(row.get(column), str):
-                raise bad_file(path, f"row {number} has no text in the column {column!r}")
-        return self.prompt(row)
-
-    def _label(self, name: str, path: Path, number: int, row: Row) -> int:
-        label = str(row.get("label"))
-        if label not in self.labels:
+    def _label(self, where: str, label: Any) -> int:
+        if str(label) not in self.labels:
             raise DataError(
-                f"{name}: row {number} of {path} has the label {row.get('label')!r}, for which there is no answer; "
+                f"{where} has the label {label!r}, for which there is no answer; "
                 f"labels are {', '.join(self.labels)} for {' and '.join(repr(a.strip()) for a in self.answers)}. "
                 "Correct it or remove the row."
             )
-        return self.labels[label]
-
-
-def _sst2(row: Row) -> str:
-    return f"{row['text'].strip()} It was"
-
-
-def _rte(row: Row) -> str:
-    return f'{row["premise"]}\nDoes this mean that "{row["hypothesis"]}" is true? Yes or No?'
-
-
-def _wsc(row: Row) -> str:
-    return f'{row["text"]}\nDoes the pronoun "{row["span2"]}" refer to "{row["span1"]}"? Yes or No?'
+        return self.labels[str(label)]
 
 
 DEFINITIONS = {
     "sst2": Definition(
         folders=("sst2", "SST-2"),
         columns=("text",),
-        prompt=_sst2,
+        prompt=lambda row: f"{row['text'].strip()} It was",
         labels={"0": 0, "1": 1},
         answers=(" bad", " good"),
     ),
     "rte": Definition(
         folders=("rte", "RTE"),
         columns=("premise", "hypothesis"),
-        prompt=_rte,
+        prompt=lambda row: f'{row["premise"]}\nDoes this mean that "{row["hypothesis"]}" is true? Yes or No?',
         labels={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
         answers=(" Yes", " No"),
     ),
     "wsc": Definition(
         folders=("wsc", "WSC"),
         columns=("text", "span1", "span2"),
-        prompt=_wsc,
+        prompt=lambda row: f'{row["text"]}\nDoes the pronoun "{row["span2"]}" refer to "{row["span1"]}"? Yes or No?',
         labels={"False": 0, "True": 1, "0": 0, "1": 1},
         answers=(" No", " Yes"),
     ),

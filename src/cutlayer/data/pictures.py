@@ -5,16 +5,16 @@ The .npz file lies beside the pictures and goes before them; remove it to have t
 
 import csv
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cutlayer.core.keys import generator
-from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, read_bytes
-from cutlayer.data.kept import Array, keep
+from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, keep, read_bytes
 from cutlayer.errors import DataError
 
 log = logging.getLogger("cutlayer")
@@ -95,26 +95,44 @@ def _pictures(place: Path, folder: str) -> list[Path]:
 
 
 def _decoded(name: str, paths: Sequence[Path]) -> Bytes:
-    """The pictures in RGB and of one size, channels first."""
-    image_module = _pillow(name)
+    """The pictures in RGB and of one size."""
+    image_module = pillow(name)
     log.info("%s: decoding %s images, once", name, f"{len(paths):,}")
-    x = np.empty((len(paths), *SHAPE), dtype=np.uint8)
+
+    def small(image: Any) -> Any:
+        return image.convert("RGB").resize((SIZE, SIZE), image_module.Resampling.BILINEAR)
+
+    return decode_all(image_module, paths, SHAPE, small)
+
+
+def decode_all(
+    image_module: Any, paths: Sequence[Path], shape: tuple[int, ...], convert: Callable[[Any], Any]
+) -> Bytes:
+    """Decode pictures into one array (pictures, channels, height, width), each as `convert` returns it."""
+    channels, *size = shape
+    x = np.empty((len(paths), *shape), dtype=np.uint8)
 
     def decode(i: int) -> None:
-        try:
-            with image_module.open(paths[i]) as image:
-                small = image.convert("RGB").resize((SIZE, SIZE), image_module.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise bad_file(paths[i], error) from error
-        x[i] = np.asarray(small).transpose(2, 0, 1)
+        with opened(image_module, paths[i]) as image:
+            x[i] = np.asarray(convert(image)).reshape(*size, channels).transpose(2, 0, 1)
 
-    with ThreadPoolExecutor() as pool:  # pillow lets other threads run while it decodes
-        for _ in pool.map(decode, range(len(paths))):
-            pass
+    with ThreadPoolExecutor() as pool:  # pillow releases the GIL while it decodes
+        list(pool.map(decode, range(len(paths))))
     return x
 
 
-def _pillow(name: str) -> Any:
+@contextmanager
+def opened(image_module: Any, path: Path) -> Iterator[Any]:
+    """Open a picture; if it cannot be opened or decoded, raise a DataError that names it."""
+    try:
+        with image_module.open(path) as image:
+            yield image
+    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+        raise bad_file(path, error) from error
+
+
+def pillow(name: str) -> Any:
+    """The image module of pillow, which decodes the images of this data set."""
     try:
         from PIL import Image
     except ImportError:
@@ -126,8 +144,8 @@ def _pillow(name: str) -> Any:
 
 def _kept(name: str, folder: Path, sets: Sets) -> Sets:
     """The sets, written as <name>.npz for the next time where the folder can be written."""
-    arrays: dict[str, Array] = {"x_train": sets.train.x, "y_train": sets.train.y}
-    arrays |= {"x_test": sets.test.x, "y_test": sets.test.y}
+    (x_train, y_train), (x_test, y_test) = sets
+    arrays: dict[str, Any] = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     keep(name, "the decoded images", folder / f"{name}.npz", arrays)
     return sets
 

@@ -45,7 +45,9 @@ class Sample:
         """The same samples in this type and with these classes; refused if they are anything but such samples."""
         if isinstance(arrays.x, dict):
             raise DataError(f"a sample has the inputs {', '.join(arrays.x)}; give one input of the shape {self.shape}")
-        self._check_shape(tuple(arrays.x.shape[1:]))
+        found = tuple(arrays.x.shape[1:])
+        if found != self.shape:
+            raise DataError(f"inputs have the shape {found}, but a sample here has {self.shape}; {self._mend(found)}")
         if self.classes is not None:
             check_labels(arrays.y, self.classes)
         if arrays.x.is_floating_point() and not self.is_float:
@@ -63,10 +65,6 @@ class Sample:
             for values in (self.mean, self.std)
         )
         return replace(arrays, x=arrays.x.sub(mean).div_(std))
-
-    def _check_shape(self, found: tuple[int, ...]) -> None:
-        if found != self.shape:
-            raise DataError(f"inputs have the shape {found}, but a sample here has {self.shape}; {self._mend(found)}")
 
     def _mend(self, found: tuple[int, ...]) -> str:
         first, *rest = self.shape

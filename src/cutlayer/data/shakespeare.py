@@ -10,17 +10,15 @@ with a training sample, its label included, are left out, and so is a role that 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
-from cutlayer.errors import DataError
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet
 
 Ints = NDArray[np.int64]
 
@@ -30,15 +28,11 @@ STRIDE = 4
 TEST = 0.2
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Windows of one role, in time, and the characters that follow them."""
 
     x: Ints  # (samples, 80)
     y: Ints  # (samples,)
-
-    def take(self, part: slice) -> "Windows":
-        return Windows(self.x[part], self.y[part])
 
 
 Roles = Mapping[str, Windows]
@@ -75,7 +69,8 @@ def divided(path: Path, roles: Roles, stride: int) -> Sets:
         num_train = int((1 - TEST) * len(samples.y))
         first_test = num_train - 1 + apart
         if num_train and first_test < len(samples.y):
-            train[name], test[name] = samples.take(slice(num_train)), samples.take(slice(first_test, None))
+            train[name] = Windows(samples.x[:num_train], samples.y[:num_train])
+            test[name] = Windows(samples.x[first_test:], samples.y[first_test:])
     if not train:
         raise bad_file(path, "no role in it says enough for a training and a test sample")
     return _arrays(train, sorted(train)), _arrays(test, sorted(train))
@@ -106,20 +101,12 @@ def _read_parquet(folder: Path) -> Sets | None:
     path = folder / "shakespeare_plays.parquet"
     if not path.is_file():
         return None
+    rows = read_parquet(path, extra="parquet", name="shakespeare: ")
     try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"shakespeare: {path} cannot be read without pyarrow; install it with: pip install 'cutlayer[parquet]'"
-        ) from None
-    try:
-        table = parquet.read_table(path).to_pydict()
-        plays, speakers, texts = table["play"], table["speaker"], table["text"]
-    except (OSError, ArrowException) as error:
-        raise bad_file(path, error) from error
+        speeches = [(f"{row['play']}/{row['speaker']}", row["text"]) for row in rows if row["text"]]
     except KeyError as error:
         raise bad_file(path, f"it has no column {error}") from error
-    return _from_speeches(path, ((f"{p}/{s}", t) for p, s, t in zip(plays, speakers, texts, strict=True) if t))
+    return _from_speeches(path, speeches)
 
 
 def _read_script(folder: Path) -> Sets | None:

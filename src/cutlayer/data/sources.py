@@ -1,6 +1,7 @@
 """Named data sets: one built in, the others read from files that are already on disk.
 
-Images come out as float32 (samples, channels, height, width), standardised with the training set; see `images`.
+Images come out as float32 (samples, channels, height, width), scaled to [0, 1] and then standardised per
+channel with the pixels of the training set.
 Recordings come out as images of their log-mel energies (`speech`), texts as indices of characters (`shakespeare`) or,
 for language models, as the tokens of a tokenizer (`language`).
 """
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from cutlayer import registry
 from cutlayer.core.checks import check_type
 from cutlayer.data import cifar, language, pictures, shakespeare, speech
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, Images, Read, Sets, idx, npz
-from cutlayer.data.images import standardised
+from cutlayer.data.files import Bytes, FileForm, Images, Read, Sets, idx, npz
 from cutlayer.errors import DataError
 
 ROOT_VARIABLE = "CUTLAYER_DATA"
@@ -74,8 +76,39 @@ def _source(name: str, read: Reader) -> Source:
     return lambda root: Dataset(name, *read(name, root))
 
 
+def _standardised(name: str, sets: Sets, num_classes: int, white: int = 255) -> tuple[Arrays, Arrays]:
+    """The training and the test set as float32; white is the largest pixel value."""
+    tables = _standard_values(sets.train.x, white)
+    return (
+        _arrays(f"{name}, training set", sets.train, tables, num_classes),
+        _arrays(f"{name}, test set", sets.test, tables, num_classes),
+    )
+
+
+def _standard_values(x: Bytes, white: int) -> list[NDArray[np.float32]]:
+    """For each channel, what each pixel value becomes; from counts of the values, so without a float copy."""
+    values = np.arange(256) / white
+    tables = []
+    for channel in range(x.shape[1]):
+        counts = np.bincount(x[:, channel].reshape(-1), minlength=256)
+        mean = values @ counts / max(counts.sum(), 1)
+        std = np.sqrt((values - mean) ** 2 @ counts / max(counts.sum(), 1))
+        tables.append(((values - mean) / (std or 1.0)).astype(np.float32))
+    return tables
+
+
+def _arrays(where: str, images: Images, tables: list[NDArray[np.float32]], num_classes: int) -> Arrays:
+    x = np.empty(images.x.shape, dtype=np.float32)
+    for channel, table in enumerate(tables):
+        x[:, channel] = table[images.x[:, channel]]
+    try:
+        return Arrays(x=torch.from_numpy(x), y=torch.tensor(images.y), num_classes=num_classes)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
 def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Reader:
-    return lambda name, root: standardised(name, sets(name, root), num_classes, white)
+    return lambda name, root: _standardised(name, sets(name, root), num_classes, white)
 
 
 def _digits(_: str, __: Path | None) -> Sets:

@@ -7,6 +7,7 @@ The energies alone are kept beside the recordings, as log_mel.npz; all else come
 
 import json
 import logging
+import math
 import wave
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cutlayer.core.checks import reason
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, bad_file, files_of, incomplete, read_bytes
-from cutlayer.data.kept import made_once
-from cutlayer.data.logmel import FLOOR, log_mel
+from cutlayer.data.files import FileForm, bad_file, files_of, incomplete, made_once, read_bytes
 
 log = logging.getLogger("cutlayer")
 
@@ -28,6 +28,7 @@ RATE = 16_000
 SAMPLES = 16_000  # one second
 FRONT_END = {"rate": RATE, "bands": 32, "frames": 32, "window": 1024}
 EDITION = 1  # count it up when the same settings give other energies, so that none are kept from before
+FLOOR = 1e-4  # energy below which all is silence: 88 dB below the loudest tone, (1024 / 4) ** 2
 AT_ONCE = 512  # recordings in memory as sound
 FOLDERS = ("speech_commands", "speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02")
 
@@ -61,9 +62,11 @@ def _mark(names: list[str]) -> str:
 
 def _energies(clips: list[Path]) -> NDArray[np.float32]:
     log.info("speech_commands: reading %s recordings, once", f"{len(clips):,}")
-    parts = [_features(clips[i : i + AT_ONCE]) for i in range(0, len(clips), AT_ONCE)]
-    energies: NDArray[np.float32] = torch.cat(parts).numpy()
-    return energies
+    parts = []
+    for start in range(0, len(clips), AT_ONCE):
+        sounds = np.stack([sound(path) for path in clips[start : start + AT_ONCE]])
+        parts.append(log_mel(torch.from_numpy(sounds), **FRONT_END).numpy())
+    return np.concatenate(parts)
 
 
 def _everything(clips: list[Path], x: Tensor) -> Arrays:
@@ -76,10 +79,6 @@ def _everything(clips: list[Path], x: Tensor) -> Arrays:
         groups=torch.from_numpy(groups.astype(np.int64)),
         group_names=tuple(str(speaker) for speaker in speakers),
     )
-
-
-def _features(clips: list[Path]) -> Tensor:
-    return log_mel(torch.from_numpy(np.stack([sound(path) for path in clips])), **FRONT_END)
 
 
 def sound(path: Path) -> NDArray[np.float32]:
@@ -107,6 +106,36 @@ def _standardised(everything: Arrays, is_test: NDArray[np.bool_]) -> tuple[Array
     for x in (train.x, test.x):
         x.sub_(mean).div_(std)
     return train, test
+
+
+def log_mel(sound: Tensor, *, rate: int = 16_000, bands: int = 32, frames: int = 32, window: int = 1024) -> Tensor:
+    """(clips, samples) in [-1, 1] to (clips, 1, bands, frames).
+
+    The frames' centres divide the clip evenly; the windows reach over its ends into silence.
+    """
+    hop = sound.shape[1] // frames
+    reach = window - hop
+    framed = pad(sound, (reach // 2, reach - reach // 2)).unfold(1, window, hop)[:, :frames]
+    spectrum = torch.fft.rfft(framed * torch.hann_window(window, dtype=sound.dtype, device=sound.device))
+    energy: Tensor = (spectrum.real.square() + spectrum.imag.square()) @ mel_filters(bands, window, rate).to(sound).T
+    return (energy + FLOOR).log().transpose(1, 2).unsqueeze(1)
+
+
+def mel_filters(bands: int, window: int, rate: int) -> Tensor:
+    """(bands, frequencies): triangles of height 1, evenly spaced in mel, each from the last centre to the next."""
+    edges = _hertz(torch.linspace(0, _mel(rate / 2), bands + 2, dtype=torch.float64))[:, None]
+    frequencies = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
+    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+    return torch.minimum(rising, falling).clamp(min=0)
+
+
+def _mel(hertz: float) -> float:
+    return 2595 * math.log10(1 + hertz / 700)
+
+
+def _hertz(mel: Tensor) -> Tensor:
+    return 700 * (10 ** (mel / 2595) - 1)
 
 
 SPEECH_COMMANDS = FileForm("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)

@@ -4,11 +4,11 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
-from cutlayer.errors import DataError
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet
 
 Row = Mapping[str, Any]
 HELD_OUT = ("test", "val", "validation", "dev")  # the published names; the first of them that is there is test data
@@ -87,20 +87,6 @@ def read(path: Path) -> list[Row]:
     return [{ALIASES.get(column, column): value for column, value in row.items()} for row in rows]
 
 
-def _parquet(path: Path) -> list[Row]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[llm]'"
-        ) from None
-    try:
-        rows: list[Row] = parquet.read_table(path).to_pylist()
-        return rows
-    except (OSError, ArrowException) as error:
-        raise bad_file(path, error) from error
-
-
 def _tsv(path: Path) -> list[Row]:
     text = read_bytes(path).decode("utf-8")
     return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -119,4 +105,8 @@ def _flat(entry: Mapping[str, Any]) -> Row:
     return flat
 
 
-READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {".parquet": _parquet, ".tsv": _tsv, ".jsonl": _jsonl}
+READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {
+    ".parquet": partial(read_parquet, extra="llm"),
+    ".tsv": _tsv,
+    ".jsonl": _jsonl,
+}
