@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cutlayer.errors import InfeasibleError
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import CostTable, of_others, table
+from cutlayer.planning.problem import CostTable, Floats, Ints, Problem, of_others
 
 Times = tuple[float, float]  # T3, T4
 
@@ -36,7 +35,7 @@ class _Terms(NamedTuple):
 def _terms(problem: Problem, cuts: Ints) -> _Terms:
     drift = problem.drift_rate * problem.slopes[int(cuts.max()) - 1]
     shared = problem.latency(np.ones(len(cuts)), cuts).aggregation / problem.interval
-    server = table(problem).server[cuts - 1]
+    server = problem.table.server[cuts - 1]
     return _Terms(problem.target - float(drift), problem.noise_rate, server, shared, problem.smallest)
 
 
@@ -48,7 +47,7 @@ def times_of(problem: Problem, cuts: Ints, batches: Ints | Floats) -> Times:
 
 def largest(problem: Problem, cuts: Ints, times: Times) -> Floats:
     """kappa: the largest batch, not rounded, that fits the memory, the samples and both times."""
-    here = table(problem).at(cuts)
+    here = problem.table.at(cuts)
     return np.minimum(here.capacity, np.minimum(times[0] / here.there, times[1] / here.back))
 
 
@@ -68,17 +67,6 @@ def newton_jacobi(problem: Problem, cuts: Ints, times: Times, start: Ints | Floa
         if moved < CLOSE * max(1.0, b.max(initial=0.0)):
             break
     batches[busy] = b
-    return batches
-
-
-def closed_form(problem: Problem, cuts: Ints, times: Times) -> Floats:
-    """The same point: C_i b_i^2 is the same for all of them, and follows from a quadratic equation."""
-    terms = _without_free(problem, cuts, times)
-    busy = terms.c > 0
-    batches = largest(problem, cuts, times)
-    roots = np.sqrt(terms.c[busy])
-    half = terms.b * roots.sum()
-    batches[busy] = (half + np.sqrt(half**2 + terms.a * terms.b * terms.d)) / terms.a / roots
     return batches
 
 
@@ -102,7 +90,7 @@ def rounded(problem: Problem, cuts: Ints, continuous: Floats, largest: Floats) -
     """(52) Whole numbers: within the largest, the better neighbour of each while all others stay as they are."""
     most = np.maximum(np.floor(largest), problem.smallest)
     b = np.clip(continuous, problem.smallest, most)
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     there, back = of_others(b * here.there), of_others(b * here.back)
 
     def ratio(new: Floats) -> Floats:
@@ -140,7 +128,7 @@ def _feasible(problem: Problem, cuts: Ints, batches: Ints | Floats, most: Floats
 
 def joint(problem: Problem, cuts: Ints) -> Ints:
     """The best batch sizes for these cuts, T3 and T4 included."""
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
     b = _feasible(problem, cuts, problem.smallest, most)
     times, price = (0.0, 0.0), np.inf
@@ -197,7 +185,7 @@ def _whole(problem: Problem, cuts: Ints, price: float, times: Times) -> Ints:
 
     First values all over a factor of two to both sides, then those next to the best.
     """
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
     best, batches = np.inf, problem.smallest
     for near in (False, True):

@@ -9,8 +9,7 @@ import logging
 import numpy as np
 
 from cutlayer.errors import InfeasibleError
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import GAP, CostTable, Mask, of_others, table
+from cutlayer.planning.problem import GAP, Floats, Ints, Mask, Problem, of_others
 
 log = logging.getLogger("cutlayer")
 
@@ -40,24 +39,23 @@ def best(problem: Problem, batches: Ints, previous: Ints | None = None) -> Ints:
 
 def descend(problem: Problem, batches: Ints, start: Ints) -> Ints:
     """Change the cut of the one device where it helps most, until none does."""
-    tables = table(problem)
     cuts = start.copy()
     value = ratio_of(problem, batches, cuts)
     while True:
-        values = _neighbours(problem, batches, cuts, tables)
+        values = _neighbours(problem, batches, cuts)
         i, j = np.unravel_index(int(values.argmin()), values.shape)
         if not values[i, j] < value * (1 - GAP):
             return cuts
         value, cuts[i] = float(values[i, j]), j + 1
 
 
-def _check(problem: Problem, batches: Ints, tables: CostTable) -> None:
+def _check(problem: Problem, batches: Ints) -> None:
     """At the first layer every batch fits, and the target is in reach."""
-    for i in np.flatnonzero(batches > tables.capacity[:, 0]):
+    for i in np.flatnonzero(batches > problem.table.capacity[:, 0]):
         raise InfeasibleError(
             "infeasible_memory",
             f"a batch of {batches[i]} does not fit device {i}, not even with one layer; lower it to "
-            f"{int(tables.capacity[i, 0])} or give the device more memory or samples",
+            f"{int(problem.table.capacity[i, 0])} or give the device more memory or samples",
         )
     if problem.headroom(batches, np.ones_like(batches)) <= 0:
         raise InfeasibleError(
@@ -69,9 +67,8 @@ def _check(problem: Problem, batches: Ints, tables: CostTable) -> None:
 
 def quick(problem: Problem, batches: Ints, previous: Ints | None = None, *, starts: int = 1) -> Ints:
     """Descent from the best equal cuts, each as deep as its device's memory allows, and from the previous ones."""
-    tables = table(problem)
-    _check(problem, batches, tables)
-    fitting = np.maximum((batches[:, None] <= tables.capacity).sum(axis=1), 1)  # memory grows with the cut
+    _check(problem, batches)
+    fitting = np.maximum((batches[:, None] <= problem.table.capacity).sum(axis=1), 1)  # memory grows with the cut
     equal = [np.minimum(cut, fitting) for cut in range(1, problem.num_layers + 1)]
     chosen = sorted(equal, key=lambda cuts: ratio_of(problem, batches, cuts))[:starts]
     if previous is not None and ratio_of(problem, batches, previous) < np.inf:
@@ -88,9 +85,10 @@ def ratio_of(problem: Problem, batches: Ints, cuts: Ints) -> float:
     return problem.seconds_per_round(batches, cuts) / room
 
 
-def _neighbours(problem: Problem, batches: Ints, cuts: Ints, tables: CostTable) -> Floats:
+def _neighbours(problem: Problem, batches: Ints, cuts: Ints) -> Floats:
     """The ratio after changing one device's cut, for every device and cut."""
-    costs, fleet, here = problem.costs, problem.fleet, tables.at(cuts)
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
+    here = tables.at(cuts)
     b, model = batches[:, None].astype(float), costs.model[cuts - 1]
     deepest = np.maximum(of_others(cuts)[:, None], np.arange(1, problem.num_layers + 1)).astype(int)
     own = model.sum() - model[:, None] + costs.model
@@ -115,22 +113,21 @@ def screen(problem: Problem, batches: Ints, ratio: float) -> Mask:
     With the deepest cut given, the headroom is known, and every other term is at least what it would be if each device
     had the cut that is best for that term alone.
     """
-    tables = table(problem)
-    allowed = batches[:, None] <= tables.capacity
+    allowed = batches[:, None] <= problem.table.capacity
     while True:
         kept = np.zeros_like(allowed)
         for deepest in range(1, problem.num_layers + 1):
             here = allowed & (np.arange(problem.num_layers) < deepest)
             if here[:, deepest - 1].any() and here.any(axis=1).all():
-                kept |= here & (_least_ratios(problem, batches, here, tables) < ratio * (1 - GAP))
+                kept |= here & (_least_ratios(problem, batches, here) < ratio * (1 - GAP))
         if (kept == allowed).all() or not kept.any(axis=1).all():
             return kept
         allowed = kept
 
 
-def _least_ratios(problem: Problem, batches: Ints, allowed: Mask, tables: CostTable) -> Floats:
+def _least_ratios(problem: Problem, batches: Ints, allowed: Mask) -> Floats:
     """For each device and cut a bound below the ratio of all plans that have it and the deepest cut allowed."""
-    costs, fleet = problem.costs, problem.fleet
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
     b, deepest = batches[:, None].astype(float), int(np.flatnonzero(allowed.any(axis=0))[-1])
     room = problem.headroom(batches, np.array([deepest + 1]))
     if room <= 0:

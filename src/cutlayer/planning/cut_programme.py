@@ -9,8 +9,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import GAP, Mask, table
+from cutlayer.planning.problem import GAP, Floats, Ints, Mask, Problem
 
 MEGABIT = 1e6
 TIME_LIMIT = 10.0  # seconds for one programme
@@ -25,7 +24,7 @@ def dinkelbach(problem: Problem, batches: Ints, *, allowed: Mask | None = None, 
     `allowed`: the cuts to choose from, a row a device; all by default. `ratio`: a plan's seconds a round over its
     headroom, from which the sequence starts.
     """
-    open_cuts = batches[:, None] <= table(problem).capacity
+    open_cuts = batches[:, None] <= problem.table.capacity
     costs, bounds, constraints = _programme(problem, batches, open_cuts if allowed is None else open_cuts & allowed)
     whole = np.arange(len(costs)) < len(costs) - 6
     options = {"mip_rel_gap": GAP, "time_limit": TIME_LIMIT}
@@ -50,7 +49,7 @@ def _programme(
     problem: Problem, batches: Ints, allowed: Mask
 ) -> tuple[Floats, Bounds, tuple[LinearConstraint, LinearConstraint]]:
     """Costs, bounds and rows: one cut for each device, and R1 to R8."""
-    costs, fleet, tables = problem.costs, problem.fleet, table(problem)
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
     n, layers = allowed.shape
     b, each, model = batches[:, None].astype(float), np.ones((n, 1)), costs.model / MEGABIT
     limits = [

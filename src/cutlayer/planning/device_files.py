@@ -40,10 +40,6 @@ class Measured(NamedTuple):
     memory: float = math.inf
     name: str = ""
 
-    def speed(self, forward_flops: float) -> float:
-        """FLOP/s, where the model takes so many FLOPs for a sample."""
-        return self.flops or forward_flops / self.seconds
-
 
 def read(path: str | Path) -> list[Measured]:
     """The devices of a CSV or JSON file, in its order; "sample" is the list that comes with cutlayer."""

@@ -222,7 +222,7 @@ class File:
                 f"the device file {self.path} holds {len(found)} devices, but the run has {num_clients} clients; "
                 f"add devices, or use at most {len(found)} clients"
             )
-        clients = tuple(_device(m, forward_flops) for m in found[:num_clients])
+        clients = tuple(_device(measured, forward_flops) for measured in found[:num_clients])
         between = math.inf if self.mbits_servers is None else MEGABIT * self.mbits_servers
         return Devices(
             clients=clients,
@@ -240,15 +240,9 @@ class File:
 
 
 def _device(measured: Measured, forward_flops: float) -> Device:
-    return Device(
-        flops=measured.speed(forward_flops),
-        up=measured.up,
-        down=measured.down,
-        fed_up=measured.fed_up,
-        fed_down=measured.fed_down,
-        memory=measured.memory,
-        name=measured.name,
-    )
+    values = measured._asdict()
+    seconds = values.pop("seconds")
+    return Device(**{**values, "flops": measured.flops or forward_flops / seconds})
 
 
 DEVICES: registry.Table[Callable[..., DeviceScheme]] = registry.table(

@@ -14,7 +14,6 @@ from cutlayer.planning import batch_sizes, cut_layers
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.problem import REFERENCE_BATCH, Bound, Costs, Fleet, Ints, Latency, Problem
 from cutlayer.planning.profile import Profile
-from cutlayer.planning.tables import table
 
 log = logging.getLogger("cutlayer")
 
@@ -82,7 +81,7 @@ class Planned:
         """What keeps each device's batch from growing: a limit, or that a larger one would not pay."""
         problem, batches = self.problem, np.array(self.plan.batches)
         cuts = np.array(self.plan.cuts)
-        here = table(problem).at(cuts)
+        here = problem.table.at(cuts)
         there, back = batch_sizes.times_of(problem, cuts, batches)
         room = problem.headroom(batches, cuts)
         price = self.seconds_per_round / room if room > 0 else np.inf
@@ -201,7 +200,7 @@ def _reachable(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
 def _usual(problem: Problem) -> Plan:
     """The same for everyone, as far as it fits."""
-    capacity = table(problem).capacity
+    capacity = problem.table.capacity
     batches = np.minimum(REFERENCE_BATCH, capacity[:, 0]).astype(int)
     fitting = (batches[:, None] <= capacity).sum(axis=1)  # memory grows with the cut
     return as_plan(batches, np.minimum(max(problem.num_layers // 2, 1), fitting))
@@ -230,7 +229,7 @@ def _from_starts(problem: Problem, mode: Mode) -> Iterator[Plan]:
 def start(problem: Problem, batch: int) -> Plan:
     """The same batch for everyone, as far as it fits with one layer, and cuts for it."""
     wanted = max(batch, problem.least)
-    batches = np.minimum(wanted, np.floor(table(problem).capacity[:, 0])).astype(np.int64)
+    batches = np.minimum(wanted, np.floor(problem.table.capacity[:, 0])).astype(np.int64)
     ones = np.ones_like(batches)
     return as_plan(batches, cut_layers.quick(problem, batches) if problem.headroom(batches, ones) > 0 else ones)
 
@@ -267,7 +266,7 @@ def refine(problem: Problem, given: Plan) -> Plan:
 
 def _shifts(problem: Problem, cuts: Ints) -> Iterator[Plan]:
     """All cuts no deeper than some layer, or no shallower where memory allows, each with its best batches."""
-    fitting = (table(problem).capacity >= problem.smallest[:, None]).sum(axis=1)  # memory grows with the cut
+    fitting = (problem.table.capacity >= problem.smallest[:, None]).sum(axis=1)  # memory grows with the cut
     layers = range(1, problem.num_layers + 1)
     moved = [np.minimum(cuts, j) for j in layers] + [np.minimum(np.maximum(cuts, j), fitting) for j in layers]
     for candidate in np.unique(moved, axis=0):

@@ -15,7 +15,6 @@ from cutlayer.planning import batch_sizes, cut_layers, planner
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import MODES, Mode
 from cutlayer.planning.problem import Bound, Costs, Fleet, Ints, Problem
-from cutlayer.planning.tables import table
 
 log = logging.getLogger("cutlayer")
 
@@ -136,19 +135,40 @@ class Policy:
         bound: Bound | None,
         previous: RoundPlan | None,
     ) -> RoundPlan:
-        """The plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
-        self._check_cut("cut", cut)
-        room = self._room(ids, samples)
-        everyone = _Round(ids, batch, cut, samples, key, bound, previous, room)
-        taking, notes = self._those_that_fit(everyone)
-        those = everyone._replace(ids=taking)
+        """Return the plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
+        now, notes = self._begun(ids, batch, cut, samples, key, bound, previous)
         try:
-            found = self._found(those)
+            found = self._found(now)
         except InfeasibleError as error:
-            found = self._kept(those, error)
-        capped = {j: min(found.batches[j], room(j, found.cuts[j])) for j in taking}
-        _tell_new(notes + found.notes, previous)
-        return RoundPlan(capped, found.cuts, notes + found.notes)
+            found = self._kept(now, error)
+        notes += found.notes
+        _tell_new(notes, previous)
+        return self._capped(now, found, notes)
+
+    def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
+        """Return the same batch size and cut for everyone, as far as they fit, before anything is known of the loss."""
+        now, notes = self._begun(ids, batch, cut, samples)
+        return self._capped(now, self._fixed(now), notes)
+
+    def _begun(
+        self,
+        ids: Ids,
+        batch: int,
+        cut: int,
+        samples: Mapping[int, int],
+        key: int = 0,
+        bound: Bound | None = None,
+        previous: RoundPlan | None = None,
+    ) -> tuple[_Round, tuple[str, ...]]:
+        """The round with the clients that can take part, and a note on each of the others."""
+        self._check_cut("cut", cut)
+        everyone = _Round(ids, batch, cut, samples, key, bound, previous, self._room(ids, samples))
+        taking, notes = self._those_that_fit(everyone)
+        return everyone._replace(ids=taking), notes
+
+    def _capped(self, now: _Round, plan: RoundPlan, notes: tuple[str, ...]) -> RoundPlan:
+        """The plan with no batch larger than what its client holds."""
+        return RoundPlan({j: min(plan.batches[j], now.room(j, plan.cuts[j])) for j in now.ids}, plan.cuts, notes)
 
     def _found(self, now: _Round) -> RoundPlan:
         ids = now.ids
@@ -184,15 +204,6 @@ class Policy:
             j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= self._least(now, j)) for j in now.ids
         }
         return RoundPlan(dict.fromkeys(now.ids, now.batch), cuts)
-
-    def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
-        """The same for everyone as far as it fits, before anything is known of the loss."""
-        self._check_cut("cut", cut)
-        room = self._room(ids, samples)
-        everyone = _Round(ids, batch, cut, samples, 0, None, None, room)
-        taking, notes = self._those_that_fit(everyone)
-        plan = self._fixed(everyone._replace(ids=taking))
-        return RoundPlan({j: min(batch, room(j, plan.cuts[j])) for j in taking}, plan.cuts, notes)
 
     # -- what depends on nobody else --------------------------------------------------------------------------------
 
@@ -236,7 +247,7 @@ class Policy:
         """By a client's samples, and by the memory of its device."""
         if self.devices is None:
             return lambda client, cut: samples[client]
-        capacity = table(self._problem_of(ids, samples, _no_bound(self._num_layers))).capacity
+        capacity = self._problem_of(ids, samples, _no_bound(self._num_layers)).table.capacity
         rows = dict(zip(ids, np.floor(capacity).astype(np.int64).tolist(), strict=True))
         return lambda client, cut: int(rows[client][cut - 1])
 
@@ -285,7 +296,7 @@ def by_resources(problem: Problem, batches: Ints) -> Ints:
 
     Convergence plays no part, so the bound is not looked at. Among cuts that take the same time, the first.
     """
-    costs, fleet, one = problem.costs, problem.fleet, table(problem)
+    costs, fleet, one = problem.costs, problem.fleet, problem.table
     step = batches[:, None] * (one.there + one.back + problem.num_devices * one.server)
     models = np.outer(1 / fleet.fed_up + 1 / fleet.fed_down, costs.model) / problem.interval
     cuts: Ints = np.where(batches[:, None] <= one.capacity, step + models, np.inf).argmin(axis=1) + 1

@@ -7,6 +7,7 @@ are common, and the ones between are its own too, but at the server.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,12 +19,14 @@ from cutlayer.planning.profile import Profile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 VALUE_BITS = 32
 REFERENCE_BATCH = 16  # the plan for which the default target is reachable with a margin: this batch for everyone, ...
 MARGIN = 1.0  # ... half of the layers at the devices
 LEAST_GAP = 1e-12  # where the loss is zero there is nothing left to gain, but a plan all the same
 LARGEST_BATCH = 2**31  # a number that is still whole as a float, where memory is unlimited
+GAP = 1e-9  # relative: a smaller gain counts as none
 STRICTLY = 1 - 1e-9  # memory must be less than what there is
 
 
@@ -122,15 +125,6 @@ class Bound:
             check(holds, f"{name} of a bound", getattr(self, name), "a number from 0 up for each layer")
             object.__setattr__(self, name, values)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Bound) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def _values(self) -> tuple[object, ...]:
-        return self.beta, self.lr, tuple(self.noise), tuple(self.slope), self.gap, self.target
-
     @property
     def valid(self) -> bool:
         """Whether the theorem holds at this learning rate."""
@@ -175,6 +169,28 @@ class Latency:
         return int(self.own.argmax())
 
 
+class CostTable(NamedTuple):
+    """What one sample costs each device at each cut: a row a device, a column a cut."""
+
+    there: Floats  # seconds of forward and uplink: what R3 bounds
+    back: Floats  # seconds of downlink and backward: R4
+    server: Floats  # C of (47): seconds at the server, whoever sent the sample; a row for all
+    capacity: Floats  # the largest batch by memory and samples, not rounded
+
+    def at(self, cuts: Ints) -> "CostTable":
+        """A vector of each, for one cut a device."""
+        i, j = np.arange(len(cuts)), cuts - 1
+        return CostTable(self.there[i, j], self.back[i, j], self.server[j], self.capacity[i, j])
+
+
+def of_others(values: Floats | Ints) -> Floats:
+    """For each entry the largest of all the others; 0 for a single one."""
+    others = np.full(len(values), values.max(), dtype=float)
+    k = int(values.argmax())
+    others[k] = np.delete(values, k).max(initial=0)
+    return others
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """Find the cuts and batch sizes that reach the target in the least time (P', equations 44 and 45)."""
@@ -212,6 +228,18 @@ class Problem:
         """The smallest batch of each device."""
         everyone: Floats = np.full(self.num_devices, float(self.least))
         return everyone if self.samples is None else np.maximum(np.minimum(everyone, self.samples), 1.0)
+
+    @cached_property
+    def table(self) -> CostTable:
+        """What one sample costs each device at each cut."""
+        costs, fleet = self.costs, self.fleet
+        room = [self.capacity(np.full(self.num_devices, cut)) for cut in range(1, self.num_layers + 1)]
+        return CostTable(
+            there=np.outer(1 / fleet.flops, costs.forward) + np.outer(1 / fleet.up, costs.up),
+            back=np.outer(1 / fleet.down, costs.down) + np.outer(1 / fleet.flops, costs.backward),
+            server=costs.above / fleet.server,
+            capacity=np.stack(room, axis=1),
+        )
 
     # -- convergence ----------------------------------------------------------------------------------------------
 

@@ -55,10 +55,6 @@ class Profile:
     def cumulative_forward_flops(self) -> tuple[int, ...]:
         return _cumulative(row.forward_flops for row in self.rows)
 
-    @cached_property
-    def cumulative_backward_flops(self) -> tuple[int, ...]:
-        return _cumulative(row.backward_flops for row in self.rows)
-
     @property
     def macs(self) -> int:
         """Multiply-adds of the whole forward pass."""
