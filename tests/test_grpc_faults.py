@@ -27,6 +27,7 @@ from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.serve import Serving
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER
+from cutlayer.runs.checkpoint import read
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
@@ -117,7 +118,7 @@ def check_checkpoints(folder: Path) -> None:
     """Whatever is there under the name of a checkpoint is a whole one."""
     store = Folder(folder).store
     for number in store.rounds():
-        assert store.load(number)[0]["state"].round == number
+        assert read(store.path(number))[0]["state"].round == number
 
 
 def with_killed_server(run: Run, moments: Sequence[int], pool: Pool, keys: Path, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,16 +135,12 @@ def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Seque
         targets = targets.long()
         if num_classes is None and targets.dim() == 1 and len(targets):
             num_classes = max(int(targets.max()) + 1, 1)
+    arrays = Arrays(x=inputs, y=targets, num_classes=num_classes)
     if groups is None:
-        return Arrays(x=inputs, y=targets, num_classes=num_classes)
+        return arrays
     names, index = np.unique(np.asarray(groups), return_inverse=True)
-    return Arrays(
-        x=inputs,
-        y=targets,
-        num_classes=num_classes,
-        groups=torch.from_numpy(index.astype(np.int64)),
-        group_names=tuple(str(name) for name in names),
-    )
+    numbers = torch.from_numpy(index.astype(np.int64))
+    return replace(arrays, groups=numbers, group_names=tuple(str(name) for name in names))
 
 
 def _input(value: Any, name: str) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.data.files import bad_file, read_bytes
+from cutlayer.data.files import read_bytes, reading
 from cutlayer.data.sample import Sample
 from cutlayer.errors import DataError
 
@@ -23,7 +23,7 @@ LABELS = ("label", "y", "target")  # the first that is there
 def read_columns(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
     """All columns but the label as floats; labels are whole where the run has classes, or else where all are."""
     numbers, whole = array("d"), True
-    try:
+    with reading(path, UnicodeDecodeError, csv.Error):
         text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
         lines = csv.reader(text, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         header = _header(path, next(lines, []))
@@ -33,8 +33,6 @@ def read_columns(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
                 where = f"line {lines.line_num} of {path}"
                 numbers.extend(_row(where, cells, header, at))
                 whole = whole and _is_whole(where, cells[at], sample)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise bad_file(path, error) from error
     values = np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(header))
     y = values[:, at].astype(np.int64 if whole and (sample is None or sample.classes) else np.float64)
     return torch.from_numpy(np.delete(values, at, axis=1)), torch.from_numpy(y)

@@ -6,7 +6,8 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,6 +48,15 @@ def bad_file(path: Path, reason: object) -> DataError:
     return DataError(f"cannot read {path}: {reason}. Replace the file with a fresh copy.")
 
 
+@contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors, raised while a file is read, into one that names the file."""
+    try:
+        yield
+    except errors as error:
+        raise bad_file(path, error) from error
+
+
 def incomplete(folder: Path, missing: str) -> DataError:
     """The error for a folder that has only some of its files."""
     return DataError(f"{folder} is incomplete: {missing} is missing. Add it, or remove the others.")
@@ -78,11 +88,11 @@ def npz(name: str, shape: tuple[int, int, int]) -> FileForm[Sets]:
 
 def read_npz(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
     """The arrays of these names in an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return [file[key] for key in keys]
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise bad_file(path, error) from error
+    with (
+        reading(path, OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error),
+        np.load(path, allow_pickle=False) as file,
+    ):
+        return [file[key] for key in keys]
 
 
 def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shape: tuple[int, int, int]) -> Images:
@@ -147,20 +157,16 @@ def read_parquet(path: Path, *, extra: str, name: str = "") -> list[dict[str, An
         raise DataError(
             f"{name}{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[{extra}]'"
         ) from None
-    try:
+    with reading(path, OSError, ArrowException):
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowException) as error:
-        raise bad_file(path, error) from error
     return rows
 
 
 def read_bytes(path: Path) -> bytes:
     """A file's content, unpacked where its name ends in .gz."""
-    try:
+    with reading(path, OSError, EOFError, zlib.error):
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise bad_file(path, error) from error
 
 
 def keep(name: str, what: str, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

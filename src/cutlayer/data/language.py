@@ -37,7 +37,6 @@ class Prompts(NamedTuple):
 class Task:
     """Prompts, and the answers between which a model chooses."""
 
-    name: str
     answers: tuple[str, ...]
     train: Prompts
     test: Prompts
@@ -154,7 +153,7 @@ def defined(name: str, tables: Tables) -> Task:
     """The task of this name from its rows."""
     definition = DEFINITIONS[name]
     train, test = (definition.prompts(name, part) for part in tables)
-    return Task(name=name, answers=definition.answers, train=train, test=test)
+    return Task(answers=definition.answers, train=train, test=test)
 
 
 def _read_text(folder: Path) -> Texts | None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cutlayer.core.checks import reason
 from cutlayer.data.arrays import Arrays, from_arrays
-from cutlayer.data.class_folders import entries_of, read_class_folders
 from cutlayer.data.columns import read_columns
 from cutlayer.data.files import bad_file, read_npz
+from cutlayer.data.pictures import entries_of, read_class_folders
 from cutlayer.data.sample import Sample, check_labels, finite
 from cutlayer.errors import DataError
 

@@ -48,11 +48,6 @@ def encoded(text: str) -> Ints:
     return indices
 
 
-def decoded(indices: Iterable[int]) -> str:
-    """The text of these indices."""
-    return "".join(ALPHABET[i] for i in indices)
-
-
 def windows(text: str, stride: int) -> Windows:
     """The samples of a text, one at every stride-th character."""
     codes = encoded(text)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet, reading
 
 Row = Mapping[str, Any]
 HELD_OUT = ("test", "val", "validation", "dev")  # the published names; the first of them that is there is test data
@@ -25,18 +25,8 @@ ALIASES = {
 }
 
 
-class TableFile(NamedTuple):
-    """Rows of one file."""
-
-    path: Path
-    rows: list[Row]
-
-
-class Tables(NamedTuple):
-    """The training and the test rows, from one file or from several."""
-
-    train: list[TableFile]
-    test: list[TableFile]
+TableFile = tuple[Path, list[Row]]
+Tables = tuple[list[TableFile], list[TableFile]]  # the training and the test rows, from one file or from several
 
 
 def forms(name: str) -> tuple[FileForm[Tables], ...]:
@@ -44,7 +34,7 @@ def forms(name: str) -> tuple[FileForm[Tables], ...]:
 
     def whole(folder: Path) -> Tables | None:
         path = folder / f"{name}.parquet"
-        return _divided(TableFile(path, read(path))) if path.is_file() else None
+        return _divided(path, read(path)) if path.is_file() else None
 
     return (
         FileForm(f"{name}.parquet", whole),
@@ -52,13 +42,13 @@ def forms(name: str) -> tuple[FileForm[Tables], ...]:
     )
 
 
-def _divided(table: TableFile) -> Tables:
-    present = {row.get("split") for row in table.rows}
+def _divided(path: Path, rows: list[Row]) -> Tables:
+    present = {row.get("split") for row in rows}
     held_out = next((name for name in HELD_OUT if name in present), None)
     if held_out is None or "train" not in present:
-        raise bad_file(table.path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
-    parts = ([r for r in table.rows if (r["split"] == held_out) is is_test] for is_test in (False, True))
-    return Tables(*([TableFile(table.path, rows)] for rows in parts))
+        raise bad_file(path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
+    train, test = ([row for row in rows if (row["split"] == held_out) is is_test] for is_test in (False, True))
+    return [(path, train)], [(path, test)]
 
 
 def _pair(folder: Path) -> Tables | None:
@@ -68,7 +58,8 @@ def _pair(folder: Path) -> Tables | None:
         return None
     if not found["train"] or held_out is None:
         raise incomplete(folder, "val.jsonl (or dev.tsv)" if found["train"] else "train.jsonl (or .tsv)")
-    return Tables(*([TableFile(path, read(path)) for path in found[name]] for name in ("train", held_out)))
+    train, test = ([(path, read(path)) for path in found[name]] for name in ("train", held_out))
+    return train, test
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -80,10 +71,8 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def read(path: Path) -> list[Row]:
     """The rows of a file, their columns by the names that are used here."""
-    try:
+    with reading(path, ValueError, csv.Error):
         rows = READERS[path.suffix](path)
-    except (ValueError, csv.Error, UnicodeDecodeError) as error:
-        raise bad_file(path, error) from error
     return [{ALIASES.get(column, column): value for column, value in row.items()} for row in rows]
 
 

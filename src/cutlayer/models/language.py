@@ -1,6 +1,7 @@
 """Language models: Hugging Face decoders, from a folder or the hub's cache, ready to be cut between layers."""
 
 import logging
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,11 @@ from cutlayer.data.sources import ROOT_VARIABLE, data_folder
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.models.adapters import adapted, needs
 from cutlayer.models.decoders import CausalLM, anatomy_of, check_alike
-from cutlayer.models.shapes import SHAPES
 
 log = logging.getLogger("cutlayer")
 
+# Of published decoders, for what needs no weights: costs, memory, traffic.
+SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
 WEIGHTS = ("*.safetensors", "*.bin")
 STEM = "a"  # an answer is read as what follows another word
 
@@ -50,7 +52,13 @@ def causal_lm(
     base = load(path, dtype=dtype, attention=attention, random=random, root=root)
     check_alike(base)
     tokens = answer_tokens(answers, path, root)
-    _check_known(tokens, base.config.vocab_size, path)
+    size = base.config.vocab_size
+    for token in tokens:
+        if not 0 <= token < size:
+            raise ConfigError(
+                f"the answer {token} is no token of {path}, whose vocabulary has {size}; give words, or tokens from 0 "
+                f"to {size - 1}"
+            )
     if rank:
         base = adapted(base, rank=rank, alpha=alpha, targets=targets)
     else:
@@ -71,8 +79,7 @@ def load(
     where = located(path, root)
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     if where is None and path in SHAPES:
-        family, sizes = SHAPES[path]
-        config = transformers.AutoConfig.for_model(family, **sizes)
+        config = transformers.AutoConfig.for_model(**SHAPES[path])
         return transformers.AutoModelForCausalLM.from_config(config, **settings)
     folder = (where or _incomplete("model", path)).resolve()  # exported adapters name it
     if not random and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
@@ -139,15 +146,6 @@ def answer_tokens(answers: tuple[Answer, ...], path: str, root: str | Path | Non
                 "give answers that differ from their first token on"
             )
     return tuple(found)
-
-
-def _check_known(tokens: tuple[int, ...], size: int, path: str) -> None:
-    unknown = next((token for token in tokens if not 0 <= token < size), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"the answer {unknown} is no token of {path}, whose vocabulary has {size}; give words, or tokens from 0 to "
-            f"{size - 1}"
-        )
 
 
 def _first_token(answer: str, reads: Any) -> int:

@@ -51,10 +51,10 @@ class _Round(NamedTuple):
     batch: int
     cut: int
     samples: Mapping[int, int]
-    key: int
-    bound: Bound | None
-    previous: RoundPlan | None
     room: Room  # the largest batch of a client at a cut
+    key: int = 0
+    bound: Bound | None = None
+    previous: RoundPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Policy:
         previous: RoundPlan | None,
     ) -> RoundPlan:
         """Return the plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
-        now, notes = self._begun(ids, batch, cut, samples, key, bound, previous)
+        now, notes = self._begun(_Round(ids, batch, cut, samples, self._room(ids, samples), key, bound, previous))
         try:
             found = self._found(now)
         except InfeasibleError as error:
@@ -147,22 +147,12 @@ class Policy:
 
     def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
         """Return the same batch size and cut for everyone, as far as they fit, before anything is known of the loss."""
-        now, notes = self._begun(ids, batch, cut, samples)
+        now, notes = self._begun(_Round(ids, batch, cut, samples, self._room(ids, samples)))
         return self._capped(now, self._fixed(now), notes)
 
-    def _begun(
-        self,
-        ids: Ids,
-        batch: int,
-        cut: int,
-        samples: Mapping[int, int],
-        key: int = 0,
-        bound: Bound | None = None,
-        previous: RoundPlan | None = None,
-    ) -> tuple[_Round, tuple[str, ...]]:
+    def _begun(self, everyone: _Round) -> tuple[_Round, tuple[str, ...]]:
         """The round with the clients that can take part, and a note on each of the others."""
-        self._check_cut("cut", cut)
-        everyone = _Round(ids, batch, cut, samples, key, bound, previous, self._room(ids, samples))
+        self._check_cut("cut", everyone.cut)
         taking, notes = self._those_that_fit(everyone)
         return everyone._replace(ids=taking), notes
 
@@ -171,21 +161,23 @@ class Policy:
         return RoundPlan({j: min(plan.batches[j], now.room(j, plan.cuts[j])) for j in now.ids}, plan.cuts, notes)
 
     def _found(self, now: _Round) -> RoundPlan:
-        ids = now.ids
+        if now.bound is None and self.estimates:
+            raise ConfigError("a plan needs a bound: estimate one before the first round")
+        if self.batches != "planned" and self.cuts not in ("planned", "resources"):
+            return RoundPlan(self._given_batches(now), self._given_cuts(now))
+        ids, problem = now.ids, self._problem(now.ids, now.samples, now.bound)
         if self.batches == "planned" and self.cuts == "planned":
-            planned = planner.solve(self._problem(now), mode=self.mode)
+            planned = planner.solve(problem, mode=self.mode)
             return RoundPlan(_by_client(ids, planned.plan.batches), _by_client(ids, planned.plan.cuts), planned.notes)
         if self.batches == "planned":
             cuts = self._given_cuts(now)
-            return RoundPlan(_by_client(ids, batch_sizes.joint(self._problem(now), _array(ids, cuts))), cuts)
+            return RoundPlan(_by_client(ids, batch_sizes.joint(problem, _array(ids, cuts))), cuts)
         batches = self._given_batches(now)
-        if self.cuts not in ("planned", "resources"):
-            return RoundPlan(batches, self._given_cuts(now))
         fitting = _array(ids, {j: min(batches[j], now.room(j, 1)) for j in ids})
         if self.cuts == "resources":
-            return RoundPlan(batches, _by_client(ids, by_resources(self._problem(now), fitting)))
+            return RoundPlan(batches, _by_client(ids, by_resources(problem, fitting)))
         before = None if (kept := _previous(now)) is None else _array(ids, kept.cuts)
-        return RoundPlan(batches, _by_client(ids, cut_layers.best(self._problem(now), fitting, before)))
+        return RoundPlan(batches, _by_client(ids, cut_layers.best(problem, fitting, before)))
 
     def _kept(self, now: _Round, error: InfeasibleError) -> RoundPlan:
         """What was to be planned is as before, or fixed; what is drawn at random is drawn all the same."""
@@ -247,7 +239,7 @@ class Policy:
         """By a client's samples, and by the memory of its device."""
         if self.devices is None:
             return lambda client, cut: samples[client]
-        capacity = self._problem_of(ids, samples, _no_bound(self._num_layers)).table.capacity
+        capacity = self._problem(ids, samples).table.capacity
         rows = dict(zip(ids, np.floor(capacity).astype(np.int64).tolist(), strict=True))
         return lambda client, cut: int(rows[client][cut - 1])
 
@@ -274,17 +266,13 @@ class Policy:
         """The smallest batch that a client must hold."""
         return max(min(self.least_batch, now.samples[client]), 1) if self.batches == "planned" else 1
 
-    def _problem(self, now: _Round) -> Problem:
-        if now.bound is None and self.estimates:
-            raise ConfigError("a plan needs a bound: estimate one before the first round")
-        return self._problem_of(now.ids, now.samples, now.bound or _no_bound(self._num_layers))
-
-    def _problem_of(self, ids: Ids, samples: Mapping[int, int], bound: Bound) -> Problem:
+    def _problem(self, ids: Ids, samples: Mapping[int, int], bound: Bound | None = None) -> Problem:
+        """The planner's problem for these clients; without a bound only its memory and its times mean anything."""
         assert self.costs is not None and self.devices is not None  # as checked
         return Problem(
             costs=self.costs,
             fleet=Fleet.of(self.devices, ids),
-            bound=bound,
+            bound=bound or _no_bound(self._num_layers),
             interval=self.interval,
             samples=np.array([samples[j] for j in ids], dtype=np.int64),
             least=self.least_batch,

@@ -30,6 +30,7 @@ log = logging.getLogger("cutlayer")
 Skeleton = Any
 
 FORMAT = "2"  # how trees are written; files of other formats are refused
+KEEP = 2  # how many of the newest checkpoints stay
 HELD = (Tensor, bool, int, float, str, dict, list, tuple)
 
 _PARTIAL = ".partial"
@@ -112,11 +113,6 @@ class Store:
     """The checkpoints of one run in one folder."""
 
     folder: Path
-    keep: int = 2  # how many of the newest checkpoints stay
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise CheckpointError(f"keep is {self.keep}, but a store must keep at least 1 checkpoint.")
 
     def path(self, round: int) -> Path:
         """Where the checkpoint of a round lies."""
@@ -128,7 +124,7 @@ class Store:
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, round: int, content: Tree, manifest: dict[str, Any]) -> None:
-        """Commit a checkpoint; earlier ones beyond `keep` go, and so do later ones, which a run that went back left."""
+        """Commit a checkpoint; earlier ones beyond KEEP go, and so do later ones, which a run that went back left."""
         data = _encode(content, manifest)
         partial = self.path(round).with_name(self.path(round).name + _PARTIAL)
         try:
@@ -147,14 +143,12 @@ class Store:
             ) from error
         self._prune(round)
 
-    def load(self, round: int | None = None) -> tuple[Tree, dict[str, Any]]:
-        """Content and manifest of a round, or of the newest checkpoint that is sound."""
-        if round is not None:
-            return self._load_exactly(round)
+    def load(self) -> tuple[Tree, dict[str, Any]]:
+        """Return content and manifest of the newest checkpoint that is sound."""
         reasons = []
         for newest in reversed(self.rounds()):
             try:
-                found = _read(self.path(newest))
+                found = read(self.path(newest))
             except CheckpointError as error:
                 reasons.append(str(error))
                 continue
@@ -166,18 +160,8 @@ class Store:
             "Restore one from a backup, or start the run anew in another folder."
         )
 
-    def _load_exactly(self, round: int) -> tuple[Tree, dict[str, Any]]:
-        known = self.rounds()
-        if round not in known:
-            there = f"it has those of rounds {', '.join(map(str, known))}" if known else "it has none"
-            raise CheckpointError(f"there is no checkpoint of round {round} in {self.folder}; {there}.")
-        try:
-            return _read(self.path(round))
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}. Restore it from a backup, or resume from another round.") from error
-
     def _prune(self, newest: int) -> None:
-        kept = [round for round in self.rounds() if round <= newest][-self.keep :]
+        kept = [round for round in self.rounds() if round <= newest][-KEEP:]
         for round in set(self.rounds()) - set(kept):
             with suppress(OSError):  # the commit stands; the next one tries again
                 self.path(round).unlink()
@@ -232,7 +216,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
+def read(path: Path) -> tuple[Tree, dict[str, Any]]:
     """Content and manifest of one file, or a CheckpointError that names it and the reason."""
     try:
         with safe_open(path, "pt") as file:

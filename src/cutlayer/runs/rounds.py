@@ -60,31 +60,24 @@ class Backend(Protocol):
 
     def names(self) -> dict[int, str]:
         """The clients that can take part, by number."""
-        ...
 
     def samples_of(self, client: int) -> Arrays:
         """A client's own samples, where they are here."""
-        ...
 
     def bridge(self) -> Bridge:
         """What lies between the two servers before the first round."""
-        ...
 
     def drawn(self, round: int) -> dict[int, int] | None:
         """The clients that another server has drawn for this round, with their numbers of samples; None if none has."""
-        ...
 
     def present(self, round: int) -> Mapping[int, int]:
         """Wait until a round can begin: the number of samples of each client that could take part."""
-        ...
 
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> AbstractContextManager[Attempt]:
         """One attempt at a round with these clients; leaving the block without an error finishes it."""
-        ...
 
     def recover(self, error: BaseException, attempt: int) -> None:
         """Get ready to retry after a failed attempt of this number; raises if no retry can help."""
-        ...
 
 
 @dataclass(eq=False)

@@ -121,28 +121,20 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
 
 
 def _finish(training: Training, folder: Folder) -> None:
+    """Write the ledger and the trained model, or this server's half of it."""
     write(folder.ledger, json.dumps(training.runner.ledger.content(), indent=2) + "\n")
-    half = training.half()
-    if half is not None:  # whoever may hold both puts them together
-        write(folder.model, save({k: v.cpu().contiguous() for k, v in half.items()}))
+    half, net = training.half(), training.runner.method.model.model
+    if half is None and isinstance(net, CausalLM):  # without the base model, which everyone can get
+        unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
+        with writing("the trained model", folder.path):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            export_pretrained(net, training.state_dict(), unfinished)
+            shutil.rmtree(folder.pretrained, ignore_errors=True)
+            unfinished.rename(folder.pretrained)
         return
-    net = training.runner.method.model.model
-    if isinstance(net, CausalLM):  # a base model that others have already is not written again
-        _write_pretrained(net, training.state_dict(), folder)
-        return
+    values = training.state_dict() if half is None else half
     # Copies: safetensors refuses tied weights, which share memory.
-    values = {k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in training.state_dict().items()}
-    write(folder.model, save(values))
-
-
-def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Folder) -> None:
-    """A folder that is put in place whole."""
-    unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
-    with writing("the trained model", folder.path):
-        shutil.rmtree(unfinished, ignore_errors=True)
-        export_pretrained(net, values, unfinished)
-        shutil.rmtree(folder.pretrained, ignore_errors=True)
-        unfinished.rename(folder.pretrained)
+    write(folder.model, save({k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in values.items()}))
 
 
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:

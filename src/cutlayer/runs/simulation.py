@@ -1,7 +1,7 @@
 """A method in simulation: all clients of a partition on this machine, or in the workers of a Ray cluster."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -66,26 +66,26 @@ class Simulation(Rounds):
         check_run(plan)
         ids = able(plan)
         self.per_round = self.per_round or len(ids)
-        self.clock = self._clock()
+        place = ENGINES.get(self.engine) if isinstance(self.engine, str) else None
+        self.clock = self._clock(is_elsewhere=isinstance(place, Elsewhere))
         setting = EngineSetting(
-            split=self.method.model,
-            like=plan.like,
-            batch=self.batching.size,
-            clients=self.per_round,
-            chunk=self.chunk,
+            split=self.method.model, like=plan.like, batch=self.batching.size, clients=self.per_round, chunk=self.chunk
         )
         self.job = Job(self.method, self.data, self.partition, ids, self.batching, self.augment, self.precision)
         with computing(self.precision):
-            self.backend = _backend(self.job, self.engine, self.server_engine, setting)
+            if isinstance(place, Elsewhere):
+                self.backend = place()(self.job, chosen_for_servers(self.server_engine, setting))
+            else:
+                self.backend = LocalBackend(self.job, chosen(self.engine, setting))
         super().__post_init__()
 
-    def _clock(self) -> Clock | None:
+    def _clock(self, *, is_elsewhere: bool) -> Clock | None:
         if self.devices is None:
             return None
         num_devices, num_clients = len(self.devices.clients), len(self.partition)
         if num_devices < num_clients:
             raise ConfigError(f"there are {num_devices} devices for {num_clients} clients; give each client one")
-        if isinstance(self.engine, str) and isinstance(ENGINES.get(self.engine), Elsewhere):
+        if is_elsewhere:
             log.warning("engine %s keeps no simulated clock", self.engine)
             return None
         return Clock(self.devices)
@@ -102,14 +102,6 @@ class Job:
     batching: Batching
     augment: Augment | None
     precision: Precision
-
-
-def _backend(job: Job, engine: str | Engine, server_engine: str | Engine, setting: EngineSetting) -> Backend:
-    place = ENGINES.get(engine) if isinstance(engine, str) else None
-    if isinstance(place, Elsewhere):
-        elsewhere: Callable[[Job, Engine], Backend] = place()
-        return elsewhere(job, chosen_for_servers(server_engine, setting))
-    return LocalBackend(job, chosen(engine, setting))
 
 
 class SimulationBackend:
