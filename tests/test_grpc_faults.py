@@ -336,14 +336,14 @@ def test_clients_whose_memory_is_newer_than_a_restored_server_download(
         with opened("hosfl", "two-part", five_keys, board()) as (there, address):
             clients.order(five(address, five_keys, tmp_path / "state", range(5)))
             saved = there.round(there.start())
-            ledger, memory = there.ledger.content(), there.memory.content()
+            ledger, memory = there.ledger.content(), there.backend.memory.content()
             there.round(saved)  # of which the restored server knows nothing
             assert there.ledger.totals["down_setup"] == ledger["totals"]["down_setup"]
             for session in there.backend.sessions.present().values():
                 there.backend.sessions.leave(session.client, session.number, "the server stops for now")
             there.ledger.restore(ledger)
             there.backend.memory = KnownVersions()
-            there.memory.restore(memory)
+            there.backend.memory.restore(memory)
             state = there.round(there.round(saved))
         assert {clients.hear("left")[1] for _ in range(5)} == {OVER}
     reference = simulation(method_of("hosfl"), images(), clients_of(), batching=CASES["hosfl"].batching)

@@ -1,4 +1,4 @@
-"""Samples in memory: inputs, targets and, where it is known, whose they are, with one common first dimension."""
+"""Samples in memory: inputs, targets and optional groups; the first dimension of each is the samples."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,9 +20,10 @@ Index = Tensor | NDArray[Any] | Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrays:
-    """Inputs x and targets y of the same samples, checked once when they are made.
+    """Inputs x and targets y of the same samples, checked once when they are created.
 
-    A group is whose sample it is: a speaker, a writer, a role in a play. The natural partition makes clients of groups.
+    A sample's group says where it comes from: a speaker, a writer, a role in a play. The natural partition makes each
+    group a client.
     """
 
     x: Inputs
@@ -43,22 +44,22 @@ class Arrays:
         return len(self.y)
 
     def take(self, index: Index) -> "Arrays":
-        """The samples of these indices (or of a mask), in that order."""
+        """Return the samples of these indices (or of a mask), in that order."""
         rows = torch.as_tensor(index, device=self.y.device)
         if not rows.numel():
-            rows = rows.long()  # an empty list has no integer type of its own
+            rows = rows.long()  # torch gives an empty list a float type
         return self._mapped(lambda a: a[rows.to(a.device)])
 
     def to(self, device: torch.device | str) -> "Arrays":
-        """The same samples on another device."""
+        """Return the same samples on another device."""
         return self._mapped(lambda a: a.to(device))
 
     def cast(self, dtype: torch.dtype) -> "Arrays":
-        """The same samples with floating-point inputs and targets in this type; integers stay."""
+        """Return the same samples with floating-point inputs and targets in this type; integers stay."""
         return self._mapped(lambda a: a.to(dtype) if a.is_floating_point() else a)
 
     def of_groups(self, names: Collection[str]) -> "Arrays":
-        """The samples of the groups of these names, in their old order."""
+        """Return the samples of the groups of these names, in their old order."""
         if self.groups is None:
             raise DataError("the samples have no groups to choose from; give each sample its group")
         index = {name: i for i, name in enumerate(self.group_names)}
@@ -69,7 +70,7 @@ class Arrays:
         return self.take(torch.isin(self.groups, chosen))
 
     def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
-        # A copy skips __post_init__: what was valid stays valid, and a check would make the host wait for the device.
+        # A copy skips the checks of __post_init__: the values stay valid, and checks would make the host wait for the device.
         new = copy.copy(self)
         object.__setattr__(new, "x", tree.map(fn, self.x))
         object.__setattr__(new, "y", fn(self.y))
@@ -121,13 +122,13 @@ def _check_groups(groups: Tensor, names: tuple[str, ...], num_samples: int) -> N
 
 
 def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Sequence[Any] | None = None) -> Arrays:
-    """Arrays from numpy arrays, tensors or a dict of them.
+    """Make Arrays from numpy arrays, tensors or a dict of them.
 
     uint8 inputs are images: they become float32 in [0, 1]. Other numpy inputs become float32 (from float64) or int64
-    (from integers); other tensors keep their type. Integer targets become int64, and where they are one number a
-    sample and num_classes is not given they are classes 0 to their maximum: give num_classes where a class may be
-    absent. Float targets are a regression. Integer targets of more dimensions (tokens) have no classes unless given.
-    Groups are one name or number a sample: whose it is.
+    (from integers); other tensors keep their type. Integer targets become int64. If they are one number a sample and
+    num_classes is not given, the classes are 0 to their maximum: give num_classes if a class may be absent. Float
+    targets make a regression. Integer targets of more dimensions (tokens) have no classes unless given. `groups` is one
+    name or number a sample.
     """
     inputs = {str(k): _input(v, f"x[{k!r}]") for k, v in x.items()} if isinstance(x, Mapping) else _input(x, "x")
     targets = _tensor(y, "y")
@@ -162,10 +163,10 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 
 def from_dataset(dataset: Any, num_classes: int | None = None) -> Arrays:
-    """Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
+    """Make Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
 
-    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (as PIL's),
-    which is put channels first.
+    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (such as
+    PIL's), whose channels are put first.
     """
     num_items = len(dataset)
     if not num_items:
@@ -183,7 +184,7 @@ Path = tuple[str, ...]  # ("x",), ("x", key) or ("y",)
 
 
 def _item(item: Any, i: int) -> dict[Path, Any]:
-    """The values of one item, flat."""
+    """Return the values of one item by path."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"item {i} of the data set is a {type(item).__name__}, not a pair (x, y); return both from it")
     x, y = item
@@ -221,7 +222,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def split_off(arrays: Arrays, fraction: float, key: int) -> tuple[Arrays, Arrays]:
-    """(rest, held out): a random fraction of the samples, at least one on either side, both in their old order."""
+    """Hold out a random fraction of the samples: return (rest, held out), at least one each, in their old order."""
     if not 0 < fraction < 1:
         raise ConfigError(f"cannot hold out a fraction of {fraction}; give a number between 0 and 1")
     if len(arrays) < 2:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 in their two published forms: the binary version and the Python version.
 
-The Python version is a pickle, and a pickle may call any function it names. This reader gives it none: each name that a
-CIFAR batch uses is answered with a harmless stand-in of ours, and any other name is refused.
+The Python version is a pickle, and a pickle may call any function that it names. This reader imports none: it answers
+each name that a CIFAR batch uses with a harmless stand-in, and refuses any other name.
 """
 
 import io
@@ -31,7 +31,7 @@ def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[
 
 
 def _read_binary(path: Path, *, label_bytes: int) -> Images:
-    """Records of label bytes and pixels; the last label byte is the class (CIFAR-100 has the coarse one before it)."""
+    """Read records of label bytes and pixels; the last label byte is the class (CIFAR-100 has a coarse one before it)."""
     data = np.frombuffer(read_bytes(path), np.uint8)
     record = label_bytes + PIXELS
     if not len(data) or len(data) % record:
@@ -41,7 +41,7 @@ def _read_binary(path: Path, *, label_bytes: int) -> Images:
 
 
 def _read_python(path: Path, *, label_key: str) -> Images:
-    """One dict of data and labels a file."""
+    """Read a pickled dict of data and labels."""
     batch = _unpickled(path)
     labels = batch.get(label_key)
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
@@ -58,17 +58,17 @@ def _read_python(path: Path, *, label_key: str) -> Images:
 
 
 class _Type:
-    """Stands in for numpy.dtype: its name."""
+    """Stands in for numpy.dtype; keeps its name."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         self.name = name.decode("latin1") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and flags mean nothing for single bytes."""
+        """Ignore byte order and flags, which mean nothing for single bytes."""
 
 
 class _Array:
-    """Stands in for a numpy array: its shape, type and bytes, not yet an array."""
+    """Stands in for a numpy array; keeps its shape, type and bytes."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None

@@ -1,4 +1,4 @@
-"""Tables of numbers, .csv and .tsv: a header, one sample a line, one column with the label."""
+"""Tables of numbers in .csv and .tsv files: a header, one sample a line, one column with the label."""
 
 import csv
 import io
@@ -17,11 +17,11 @@ from cutlayer.errors import DataError
 
 log = logging.getLogger("cutlayer")
 
-LABELS = ("label", "y", "target")  # the first that is there
+LABELS = ("label", "y", "target")  # the first that is present
 
 
 def read_columns(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
-    """All columns but the label as floats; labels are whole where the run has classes, or else where all are."""
+    """Return all columns but the label as floats, and the labels: integers if the run has classes, or if all are whole."""
     numbers, whole = array("d"), True
     with reading(path, UnicodeDecodeError, csv.Error):
         text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
@@ -83,9 +83,9 @@ def _number(cell: str) -> float | None:
 
 
 def _is_whole(where: str, label: str, sample: Sample | None) -> bool:
-    """Whether a label is the number of a class; refused if it is not and the run has classes."""
+    """Return whether a label is a whole number; refuse one that is not if the run has classes."""
     number = float(label)
-    whole = number.is_integer() and abs(number) < 2**53  # beyond, a float skips numbers
+    whole = number.is_integer() and abs(number) < 2**53  # beyond, floats skip whole numbers
     if sample is None:
         return whole and label.strip().removeprefix("-").isdecimal()
     if sample.classes and not whole:

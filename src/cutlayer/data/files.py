@@ -1,4 +1,4 @@
-"""Files as they lie on disk: what a format is, what images are read into, and the .npz and IDX formats of images."""
+"""Reading and caching of files: the forms of data sets, the .npz and IDX formats of images, and parquet."""
 
 import gzip
 import logging
@@ -39,12 +39,12 @@ class Sets(NamedTuple):
 class FileForm(NamedTuple, Generic[Read]):
     """One accepted form of a data set."""
 
-    expected: str  # its file names, for the message when nothing is found
-    read: Callable[[Path], Read | None]  # from a folder; None: the folder has nothing of this form
+    expected: str  # its file names, for the error message if none is found
+    read: Callable[[Path], Read | None]  # from a folder; None if it has no files of this form
 
 
 def bad_file(path: Path, reason: object) -> DataError:
-    """The error for a file that is there but cannot be used."""
+    """Return the error for a file that exists but cannot be used."""
     return DataError(f"cannot read {path}: {reason}. Replace the file with a fresh copy.")
 
 
@@ -58,12 +58,12 @@ def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def incomplete(folder: Path, missing: str) -> DataError:
-    """The error for a folder that has only some of its files."""
+    """Return the error for a folder that lacks some of its files."""
     return DataError(f"{folder} is incomplete: {missing} is missing. Add it, or remove the others.")
 
 
 def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
-    """The first existing of each list of names; None if the folder has none of them, an error if only some."""
+    """Return the first existing file of each list of names; None if there are none, an error if some are missing."""
     found = [next((folder / name for name in names if (folder / name).is_file()), None) for names in accepted]
     if not any(found):
         return None
@@ -74,7 +74,7 @@ def files_of(folder: Path, accepted: list[list[str]]) -> list[Path] | None:
 
 
 def npz(name: str, shape: tuple[int, int, int]) -> FileForm[Sets]:
-    """<name>.npz with x_train, y_train, x_test, y_test; uint8 images of either channel order."""
+    """Return the form <name>.npz with x_train, y_train, x_test, y_test: uint8 images, channels first or last."""
 
     def read(folder: Path) -> Sets | None:
         path = folder / f"{name}.npz"
@@ -87,7 +87,7 @@ def npz(name: str, shape: tuple[int, int, int]) -> FileForm[Sets]:
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
-    """The arrays of these names in an .npz file."""
+    """Return the arrays of these names in an .npz file."""
     with (
         reading(path, OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error),
         np.load(path, allow_pickle=False) as file,
@@ -107,7 +107,7 @@ def _npz_images(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], shap
 
 
 def idx(shape: tuple[int, int, int]) -> FileForm[Sets]:
-    """The four IDX files of MNIST and its relatives, plain or gzipped, with a dash or a dot before idx."""
+    """Return the form of MNIST's four IDX files, plain or gzipped, with a dash or a dot before idx."""
 
     def read(folder: Path) -> Sets | None:
         stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -130,13 +130,13 @@ def idx(shape: tuple[int, int, int]) -> FileForm[Sets]:
 
 
 def _spellings(stem: str) -> list[str]:
-    """train-images-idx3-ubyte, train-images.idx3-ubyte, and both gzipped."""
+    """Return the names of a file, such as train-images-idx3-ubyte, train-images.idx3-ubyte, and both gzipped."""
     dotted = stem.replace("-idx", ".idx")
     return [f"{name}-ubyte{end}" for end in ("", ".gz") for name in (stem, dotted)]
 
 
 def read_idx(path: Path) -> Bytes:
-    """An IDX file of unsigned bytes."""
+    """Return the array in an IDX file of unsigned bytes."""
     data = read_bytes(path)
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise bad_file(path, "it is not an IDX file of unsigned bytes")
@@ -150,7 +150,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def read_parquet(path: Path, *, extra: str, name: str = "") -> list[dict[str, Any]]:
-    """Return the rows of a parquet file; `extra` is the one of cutlayer that installs pyarrow."""
+    """Return the rows of a parquet file; `extra` is the extra of cutlayer that installs pyarrow."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -163,14 +163,14 @@ def read_parquet(path: Path, *, extra: str, name: str = "") -> list[dict[str, An
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content, unpacked where its name ends in .gz."""
+    """Return a file's content, decompressed if its name ends in .gz."""
     with reading(path, OSError, EOFError, zlib.error):
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
 
 
 def keep(name: str, what: str, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an .npz file, whole or not at all; a folder that cannot be written is no error."""
+    """Write an .npz file atomically; if the folder cannot be written, only log it."""
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npz")
     try:
         with partial.open("wb") as stream:
@@ -184,7 +184,7 @@ def keep(name: str, what: str, path: Path, arrays: Mapping[str, NDArray[Any]]) -
 
 
 def made_once(name: str, what: str, path: Path, mark: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-    """An array from its .npz file if that bears this mark; otherwise made, and kept with the mark."""
+    """Return the array that is cached in an .npz file with this mark, or make it and cache it."""
     if path.is_file():
         try:
             x, found = read_npz(path, ("x", "mark"))

@@ -1,7 +1,7 @@
-"""Texts for language models: tasks put as a prompt and a choice of answers, and plain text.
+"""Texts for language models: tasks with a prompt and a choice of answers, and plain text.
 
-A task's prompt ends where the answer would begin, so what the model says next is its choice. Texts become arrays with
-the tokenizer of a model, padded on the left with -1: a tokenizer needs no token for padding.
+A task's prompt ends where the answer begins, so the model's next token is its choice. The tokenizer of a model turns
+texts into arrays, padded on the left with -1, so a tokenizer needs no padding token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from cutlayer.errors import DataError
 
 PADDING = -1
 MAX_LENGTH = 256
-TEST = 0.1  # of a plain text, at its end
-STEM = "a"  # any text: what the tokenizer puts before it begins every prompt
+TEST = 0.1  # the last part of a plain text
+STEM = "a"  # any text, to see which token the tokenizer puts in front
 
 Sets = tuple[Arrays, Arrays]
 
 
 class Prompts(NamedTuple):
-    """Prompts and the number of the right answer to each."""
+    """Prompts, and the number of the right answer to each."""
 
     texts: list[str]
     labels: list[int]
@@ -35,14 +35,14 @@ class Prompts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Prompts, and the answers between which a model chooses."""
+    """Prompts, and the answers that a model chooses from."""
 
     answers: tuple[str, ...]
     train: Prompts
     test: Prompts
 
     def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets:
-        """Tokens padded to the longest prompt; of one that is longer than max_length the end is kept."""
+        """Return tokens padded to the longest prompt; a prompt longer than max_length keeps its end."""
         first, second = (self._arrays(prompts, tokenizer, max_length) for prompts in (self.train, self.test))
         return first, second
 
@@ -53,13 +53,13 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainText:
-    """A text of which every next token is to be told; its end is test data."""
+    """A text of which every next token is predicted; its end is the test set."""
 
     path: Path
     text: str
 
     def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets:
-        """Windows of max_length tokens side by side, and the token that follows each."""
+        """Return consecutive windows of max_length tokens, and the next token at each position."""
         tokens = torch.tensor(tokenizer(self.text, add_special_tokens=False)["input_ids"])
         num_windows = (len(tokens) - 1) // max_length
         if num_windows < 2:
@@ -75,7 +75,7 @@ Texts = Task | PlainText  # what a tokenizer turns into a training and a test se
 
 
 def tokens_of(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[list[int]]:
-    """The tokens of each text: its beginning token where the tokenizer puts one, then as much of its end as fits."""
+    """Return the tokens of each text: the start token, if the tokenizer adds one, then as much of its end as fits."""
     begun = tokenizer(STEM)["input_ids"]
     begin = begun[:1] if tokenizer.bos_token_id is not None and begun[:1] == [tokenizer.bos_token_id] else []
     room = max_length - len(begin)
@@ -85,7 +85,7 @@ def tokens_of(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[lis
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of tokens as one tensor, padded on the left."""
+    """Return rows of tokens as one tensor, padded on the left."""
     width = max(len(row) for row in rows)
     x = np.full((len(rows), width), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -95,12 +95,12 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """How rows of a table become prompts with an answer."""
+    """How the rows of a table become prompts with an answer."""
 
     folders: tuple[str, ...]  # below the data folder
     columns: tuple[str, ...]
     prompt: Callable[[Row], str]
-    labels: Mapping[str, int]  # by what stands in the files
+    labels: Mapping[str, int]  # by the label in the files
     answers: tuple[str, ...]
 
     def prompts(self, name: str, tables: list[TableFile]) -> Prompts:
@@ -150,7 +150,7 @@ DEFINITIONS = {
 
 
 def defined(name: str, tables: Tables) -> Task:
-    """The task of this name from its rows."""
+    """Return the task of this name, made from its rows."""
     definition = DEFINITIONS[name]
     train, test = (definition.prompts(name, part) for part in tables)
     return Task(answers=definition.answers, train=train, test=test)

@@ -1,4 +1,4 @@
-"""The data of one device: a file or a folder that lies there, and never leaves."""
+"""The data of one device: a file or a folder on it that never leaves it."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from cutlayer.data.pictures import entries_of, read_class_folders
 from cutlayer.data.sample import Sample, check_labels, finite
 from cutlayer.errors import DataError
 
-PAIRS = (("x", "y"), ("images", "labels"), ("data", "targets"))  # the first that is there
+PAIRS = (("x", "y"), ("images", "labels"), ("data", "targets"))  # the first that is present
 EXPECTED = (
     "an .npz, .safetensors, .csv or .tsv file, a folder with one of them, or one with a folder of pictures a class"
 )
-# zipfile answers with a RuntimeError what it cannot unpack, as does torch.
+# zipfile raises a RuntimeError if it cannot decompress, and so does torch.
 UNREADABLE = (OSError, RuntimeError, zipfile.BadZipFile, SafetensorError)
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets as they are stored
 
 
 def local(path: Path, *, sample: Sample | None = None) -> Arrays:
-    """The samples in a file or a folder of this device, checked against what a sample of the run is.
+    """Return the samples in a file or a folder of this device, checked against the [sample] of the run.
 
     uint8 inputs become floats in [0, 1], unless the run's inputs are integers. Without a sample, floats become float32
     and the classes are 0 to the largest label.
@@ -57,13 +57,13 @@ def _arrays(x: Tensor, y: Tensor, sample: Sample | None) -> Arrays:
 
 
 def _inputs(x: Tensor, sample: Sample | None) -> Tensor:
-    """Integers as int64, except bytes: those are pixels, unless the run's inputs are integers."""
+    """Convert integers to int64, except bytes, which are pixels unless the run's inputs are integers."""
     is_pixels = x.dtype == torch.uint8 and (sample is None or sample.is_float)
     return x if x.is_floating_point() or is_pixels else x.long()
 
 
 def _found(path: Path) -> Path:
-    """The file that a path means, or the folder of class folders."""
+    """Return the data file at a path, or the folder of class folders."""
     if not path.exists():
         raise DataError(f"there is no file or folder {path}; give {EXPECTED}")
     if not path.is_dir():
@@ -103,7 +103,7 @@ def _read_safetensors(path: Path, _: Sample | None) -> Pair:
 
 
 def _pair(path: Path, what: str, present: Sequence[str]) -> tuple[str, str]:
-    """The names of the inputs and the targets."""
+    """Return the names of the inputs and the targets."""
     for pair in PAIRS:
         if set(pair) <= set(present):
             return pair

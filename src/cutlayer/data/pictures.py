@@ -33,11 +33,11 @@ SKIN_TEST, SKIN_KEY = 0.2, 42
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 MODES = {1: "L", 3: "RGB"}
 GREY = ("1", "L", "LA")
-DEEP = ("I", "F")  # pillow would clip more than 8 bits to white
+DEEP = ("I", "F")  # modes of more than 8 bits, which pillow would clip to white
 
 
 def _read_tiny_imagenet(folder: Path) -> Sets | None:
-    """The published validation set is the test set; the published test set has no labels."""
+    """Read Tiny ImageNet; its validation set is the test set, as the published test set has no labels."""
     place = folder / TINY_FOLDER
     lists = files_of(place, [["wnids.txt"], ["val/val_annotations.txt"]])
     if lists is None:
@@ -60,14 +60,14 @@ def _halves(at: int) -> tuple[slice, slice]:
 
 
 def _read_ham10000(folder: Path) -> Sets | None:
-    """A fifth of the images, drawn by a fixed key, is the test set.
+    """Read HAM10000; a fifth of the images, drawn with a fixed key, is the test set.
 
-    Images are drawn, not lesions, as in published experiments: pictures of one lesion may be on both sides.
+    Images are drawn, not lesions, as in published experiments, so pictures of one lesion may be in both sets.
     """
     found = files_of(folder, [["HAM10000_metadata.csv"]])
     if found is None:
         return None
-    rows = sorted(_diagnoses(found[0]).items())  # the split must not hang on the order of the rows
+    rows = sorted(_diagnoses(found[0]).items())  # the split must not depend on the order of the rows
     paths = {p.stem: p for name in SKIN_FOLDERS for p in sorted((folder / name).glob("*.jpg"))}
     for image, _ in rows:
         if image not in paths:
@@ -80,7 +80,7 @@ def _read_ham10000(folder: Path) -> Sets | None:
 
 
 def _diagnoses(path: Path) -> dict[str, int]:
-    """The class of each image."""
+    """Return the class of each image."""
     classes = {}
     for row in csv.DictReader(_text(path).splitlines()):
         image, diagnosis = row.get("image_id"), row.get("dx")
@@ -104,7 +104,7 @@ def _pictures(place: Path, folder: str) -> list[Path]:
 
 
 def _decoded(name: str, paths: Sequence[Path]) -> Bytes:
-    """The pictures in RGB and of one size."""
+    """Return the pictures in RGB and in one size."""
     image_module = pillow(name)
     log.info("%s: decoding %s images, once", name, f"{len(paths):,}")
 
@@ -141,7 +141,7 @@ def opened(image_module: Any, path: Path) -> Iterator[Any]:
 
 
 def pillow(name: str) -> Any:
-    """The image module of pillow, which decodes the images of this data set."""
+    """Import pillow's Image module, which decodes the images of this data set."""
     try:
         from PIL import Image
     except ImportError:
@@ -152,7 +152,7 @@ def pillow(name: str) -> Any:
 
 
 def _kept(name: str, folder: Path, sets: Sets) -> Sets:
-    """The sets, written as <name>.npz for the next time where the folder can be written."""
+    """Cache the sets as <name>.npz, if the folder can be written, and return them."""
     (x_train, y_train), (x_test, y_test) = sets
     arrays: dict[str, Any] = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     keep(name, "the decoded images", folder / f"{name}.npz", arrays)
@@ -160,7 +160,7 @@ def _kept(name: str, folder: Path, sets: Sets) -> Sets:
 
 
 def read_class_folders(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
-    """The pictures of each class in the order of their names, and their labels."""
+    """Return the pictures of each class, ordered by file name, and their labels."""
     folders = [entry for entry in entries_of(path) if entry.is_dir()]
     labels = _numbered(path, [folder.name for folder in folders], sample)
     pictures = [(file, k) for folder, k in zip(folders, labels, strict=True) for file in _pictures_of_class(folder)]
@@ -173,12 +173,12 @@ def read_class_folders(path: Path, sample: Sample | None) -> tuple[Tensor, Tenso
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """What a folder holds, by name, without what is hidden."""
+    """Return the entries of a folder that are not hidden, sorted by name."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def _numbered(path: Path, names: list[str], sample: Sample | None) -> list[int]:
-    """The class of each folder: its name where all names are numbers, or else its place among them."""
+    """Return the class of each folder: its name if all names are numbers, else its position among them."""
     if all(name.isdecimal() for name in names):
         return [int(name) for name in names]
     if sample is not None and sample.classes is not None and len(names) != sample.classes:
@@ -203,7 +203,7 @@ def _shortened(names: Iterable[str]) -> str:
 
 
 def _shape(image_module: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
-    """The shape of a sample, by default that of the first picture."""
+    """Return the shape of a sample, by default that of the first picture."""
     if sample is None:
         with opened(image_module, first) as image:
             return (1 if image.mode in GREY else 3, image.height, image.width)

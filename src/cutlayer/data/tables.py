@@ -1,4 +1,4 @@
-"""Tables of labelled texts as they are distributed: parquet, tab-separated and JSON lines, as rows by column."""
+"""Tables of labelled texts as published, in parquet, tab-separated and JSON-lines files, read as rows by column."""
 
 import csv
 import io
@@ -11,9 +11,9 @@ from typing import Any
 from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet, reading
 
 Row = Mapping[str, Any]
-HELD_OUT = ("test", "val", "validation", "dev")  # the published names; the first of them that is there is test data
+HELD_OUT = ("test", "val", "validation", "dev")  # published names of test sets; the first that exists is used
 SUFFIXES = ("parquet", "jsonl", "tsv")
-# What columns are called by one publisher or another, nested ones with a dot, and here.
+# The names of columns in published files (nested ones with a dot), and the names used here.
 ALIASES = {
     "sentence": "text",
     "sentence1": "premise",
@@ -26,11 +26,11 @@ ALIASES = {
 
 
 TableFile = tuple[Path, list[Row]]
-Tables = tuple[list[TableFile], list[TableFile]]  # the training and the test rows, from one file or from several
+Tables = tuple[list[TableFile], list[TableFile]]  # training and test rows, each from one or more files
 
 
 def forms(name: str) -> tuple[FileForm[Tables], ...]:
-    """<name>.parquet with a column `split`, or one file or more for each of the two."""
+    """Return the forms: <name>.parquet with a column `split`, or one or more files for each of the two sets."""
 
     def whole(folder: Path) -> Tables | None:
         path = folder / f"{name}.parquet"
@@ -70,7 +70,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, their columns by the names that are used here."""
+    """Return the rows of a file, with the names of columns that are used here."""
     with reading(path, ValueError, csv.Error):
         rows = READERS[path.suffix](path)
     return [{ALIASES.get(column, column): value for column, value in row.items()} for row in rows]
@@ -87,7 +87,7 @@ def _jsonl(path: Path) -> list[Row]:
 
 
 def _flat(entry: Mapping[str, Any]) -> Row:
-    """Entries within entries by names such as target.span1_text."""
+    """Flatten nested entries into names such as target.span1_text."""
     flat: dict[str, Any] = {}
     for key, value in entry.items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -1,4 +1,4 @@
-"""From a run as data to the things that train."""
+"""Builds what a configured run names: data, model, method, devices and the training itself."""
 
 import math
 import warnings
@@ -34,7 +34,7 @@ from cutlayer.split import Split
 
 
 def training(run: Run, root: Path | None = None) -> Training:
-    """Everything that a run names, ready for its first round."""
+    """Return the training of a run in simulation, ready for its first round."""
     check_device(run.device)
     if run.sample is not None:
         raise ConfigError(
@@ -72,14 +72,14 @@ def training(run: Run, root: Path | None = None) -> Training:
 
 
 def meters(run: Run) -> tuple[Meter, ...]:
-    """The meters that a run names."""
+    """Return the meters that a run names."""
     if "ledger" in run.meters:
         raise ConfigError("the ledger watches every run; leave it out of meters")
     return tuple(registry.find("meter", METERS, name)() for name in run.meters)
 
 
 class Dealt(NamedTuple):
-    """The samples of a run, and whose they are."""
+    """The samples of a run, and which client holds which."""
 
     data: Arrays
     partition: Partition
@@ -88,7 +88,7 @@ class Dealt(NamedTuple):
 
 
 def dealt(run: Run, root: Path | None = None) -> Dealt:
-    """The run's data, as it deals them to its clients."""
+    """Load the run's data and divide them among its clients."""
     sets = dataset(run, root)
     data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
     validation = None
@@ -97,12 +97,12 @@ def dealt(run: Run, root: Path | None = None) -> Dealt:
     scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
     partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
     if data.groups is not None and run.partition.name == "natural":
-        test = test.of_groups(partition.names)  # the clients' own roles or speakers
+        test = test.of_groups(partition.names)  # test on the groups (roles, speakers) that are clients
     return Dealt(data, partition, test, validation)
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
-    """The run's method for samples like these, and the devices that it plans for, where the run has any."""
+    """Return the run's method for samples like these, and its simulated devices, if it has any."""
     if run.devices is None:
         return method(run, split), None
     known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
@@ -115,7 +115,7 @@ def _some(data: Arrays, fraction: float, key: int) -> Arrays:
 
 
 def dataset(run: Run, root: Path | None = None) -> Dataset:
-    """The run's data; texts are read with the tokenizer of its model."""
+    """Load the run's data set; texts are encoded with the tokenizer of its model."""
     if run.data in SOURCES and run.model.name == "causal_lm":
         raise ConfigError(
             f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
@@ -134,7 +134,7 @@ def dataset(run: Run, root: Path | None = None) -> Dataset:
 
 
 def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
-    """The run's model, cut; the initial weights are a function of the seed, or come from a file."""
+    """Return the run's model, cut; its initial weights are a function of the seed, or come from a file."""
     task = DEFINITIONS.get(run.data)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
     options = fitted(run.model, _shape(data), data.num_classes, **texts)
@@ -149,21 +149,21 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
 
 
 def _found(file: str, root: Path | None) -> Path:
-    """The file of this name in the working folder or, if there is none, in the data folder."""
+    """Return the file of this name in the working folder or, if there is none, in the data folder."""
     folder = data_folder(root)
     below = None if folder is None else folder / file
     return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:
-    """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
+    """Profile each unit on such samples; refuse a model that does not fit them."""
     split.rehearse(few.x, few.y, few.num_classes)
     client_opt = optim.build(run.optimiser.name, **run.optimiser.options)
     return profile(split, few.x, optimiser_slots=len(client_opt.moments))
 
 
 def devices(choice: Choice, model: Profile, num_clients: int, key: int) -> Devices:
-    """Simulated devices for a model of these costs."""
+    """Draw the simulated devices for a model of these costs."""
     scheme = registry.make("devices", DEVICES, choice.name, choice.options)
     return scheme.draw(num_clients, model.cumulative_forward_flops[-1], key)
 
@@ -174,7 +174,7 @@ def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[fl
 
 
 def reads_devices(run: Run) -> bool:
-    """Whether devices steer the run's method; elsewhere they only tell the simulated time."""
+    """Return whether devices influence the run's method; for other methods they only set the simulated time."""
     return _regulates(run) or _plans(run)
 
 
@@ -187,7 +187,7 @@ def _plans(run: Run) -> bool:
 
 
 def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
-    """The run's method with its model and optimisers, and what it asks to know of the devices, where there are any."""
+    """Build the run's method with its model, its optimisers and what it needs to know about the devices, if any."""
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
@@ -201,7 +201,7 @@ def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile |
 
 
 def model(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """The model of this name; options that make no model of it are told of in a user's words."""
+    """Build the model of this name; refuse options that it cannot be built with."""
     given = ", ".join(f"{k} = {literal(v)}" for k, v in options.items())
     try:
         with warnings.catch_warnings():
@@ -217,7 +217,7 @@ def model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **more: Any) -> dict[str, Any]:
-    """The model's options, with those that the data decide filled in: the shape of one input, if it is one tensor."""
+    """Return the model's options, plus those that follow from the data; `shape`: of one input, if it is one tensor."""
     known = registry.options_of(registry.find("model", MODELS, model.name))
     facts = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None, **more}
     if len(shape) == 1:

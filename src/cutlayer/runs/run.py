@@ -1,4 +1,4 @@
-"""Run a run in its folder: from the beginning, or on from its newest checkpoint as if it had never stopped."""
+"""Executes a run in its folder: from the beginning, or from its newest checkpoint as if it had never stopped."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
 Make = Callable[[Run], Training]
-# What may change when a run goes on: its length, when it leaves checkpoints, how many clients have memory at a time.
+# What may change when a run is resumed: its length, how often it writes checkpoints, how many clients have memory.
 MAY_CHANGE = ("rounds", "until_converged", "until_accuracy", "until_samples", "checkpoint_every", "chunk")
 ENGINES = ("engine", "server_engine")
 
@@ -47,11 +47,11 @@ def execute(
     on_start: Callable[[Training], None] | None = None,
     on_round: Callable[[Training, Record], None] | None = None,
 ) -> Training:
-    """Train a run in its folder to its last round, or until the end that it asks for before.
+    """Train a run in its folder to its last round, or until one of its conditions for an early stop holds.
 
-    A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
-    files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
-    `make` makes a training of the run: by default, a simulation of it.
+    A folder that already holds a run is refused, unless `resume` continues that run or `overwrite` replaces it. Data
+    files are searched under `root`. `on_start` is called before the first round of this call, `on_round` after each.
+    `make` builds the training of the run, by default a simulation.
     """
     if not (resume or overwrite):
         folder.refuse_if_taken()
@@ -80,12 +80,12 @@ def execute(
 
 
 def _ended(training: Training, run: Run) -> bool:
-    """Whether no round is left."""
+    """Return whether no round is left."""
     return training.state.round >= training.rounds or any(ends(run, training.history))
 
 
 def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
-    """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
+    """Yield the reasons to stop before the last round; they follow from the metrics, so a resumed run has the same."""
     if run.until_samples is not None and history and history[-1]["samples"] >= run.until_samples:
         yield f"until_samples {run.until_samples:,} reached"
     found = accuracies(history)
@@ -97,7 +97,7 @@ def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
 
 @contextmanager
 def _threads(num: int | None) -> Iterator[None]:
-    """Compute with so many threads inside: more of them only get in each other's way where tensors are small."""
+    """Set the number of torch's threads inside of the block: with small tensors, more threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(num or before)
     try:
@@ -107,7 +107,7 @@ def _threads(num: int | None) -> Iterator[None]:
 
 
 def _round(training: Training, run: Run, folder: Folder) -> Record:
-    """One more round and what it leaves; the metrics come before the checkpoint, which commits the round."""
+    """Play one more round and write its files; the metrics come before the checkpoint, which commits the round."""
     begin = time.perf_counter()
     record = training.round()
     seconds = round(time.perf_counter() - begin, 4)
@@ -124,7 +124,7 @@ def _finish(training: Training, folder: Folder) -> None:
     """Write the ledger and the trained model, or this server's half of it."""
     write(folder.ledger, json.dumps(training.runner.ledger.content(), indent=2) + "\n")
     half, net = training.half(), training.runner.method.model.model
-    if half is None and isinstance(net, CausalLM):  # without the base model, which everyone can get
+    if half is None and isinstance(net, CausalLM):  # write what was trained, not the public base model
         unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
         with writing("the trained model", folder.path):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -138,14 +138,14 @@ def _finish(training: Training, folder: Folder) -> None:
 
 
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
-    """A training before its first round, and the run with everything resolved."""
-    training = make(run)  # before anything is touched: a mistake in the run leaves no trace
+    """Return a training before its first round, and the run with its engines resolved; write the first files."""
+    training = make(run)  # before any file is touched, so a mistake in the run changes nothing
     run = _with_engines_of(training.runner.backend.resolved, run)
     with writing("the run", folder.path, START_AGAIN):
         folder.path.mkdir(parents=True, exist_ok=True)
         hold()
         if not overwrite:
-            folder.refuse_if_taken()  # by a run that began while this one was made
+            folder.refuse_if_taken()  # by a run that began in the meantime
         folder.clear()
     surroundings = {**environment(run.device), "engine": training.runner.engine_name}
     write(folder.environment, json.dumps(surroundings, indent=2) + "\n", START_AGAIN)
@@ -154,7 +154,7 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
 
 
 def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> tuple[Training, Run]:
-    """The training of a run that goes on, and that run."""
+    """Return the training of a run as its newest checkpoint left it, and the run with its engines resolved."""
     if not folder.store.rounds():
         then = folder.run()
         run = _with_engines_of(config.as_dict(then), run)
@@ -183,16 +183,16 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     for name, thing in training.runner.restorable().items():
         if name in content["rounds"]:
             thing.restore(content["rounds"][name])
-        else:  # a meter that could not be restored when the checkpoint was written
+        else:  # a meter that was not Restorable when the checkpoint was written
             kind = type(thing).__name__
-            log.warning("%s: the checkpoint has no state of the meter %s, which starts anew", folder.path, kind)
-    write(folder.config, config.dumps(run))  # it may have more rounds now
+            log.warning("%s: the checkpoint has no state of the meter %s, so it starts over", folder.path, kind)
+    write(folder.config, config.dumps(run))  # the number of rounds may have changed
     _compare_surroundings(run, folder, manifest["config"].get("chunk"))
     return training, run
 
 
 def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
-    """The run with `auto` replaced by what it was resolved to, so that it is not resolved again."""
+    """Return the run with `auto` replaced by the engines that it was resolved to before."""
     return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
 
 
@@ -206,15 +206,15 @@ def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
 
 
 def difference(then: Mapping[str, Any], run: Run) -> str:
-    """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
-    known = config.changed(Run(), then, "the checkpoint")  # a key that there was not yet had its default
+    """Describe how a run differs from a saved configuration; empty if the run can continue it."""
+    known = config.changed(Run(), then, "the checkpoint")  # a key that is newer than the checkpoint has its default
     there, here = (config.flat(json.loads(json.dumps(config.as_dict(r)))) for r in (known, run))
     keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
     return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers of a run on this device may depend on beside its configuration."""
+    """Return what the numbers of a run on this device may depend on besides its configuration."""
     return {
         "cutlayer": __version__,
         "python": sys.version.split()[0],

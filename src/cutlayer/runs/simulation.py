@@ -1,4 +1,4 @@
-"""A method in simulation: all clients of a partition on this machine, or in the workers of a Ray cluster."""
+"""Simulation of a method: all clients of a partition run on this machine, or in the workers of a Ray cluster."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 @dataclass(eq=False)
 class Simulation(Rounds):
-    """Rounds with all clients of a partition."""
+    """Runs rounds of a method with the clients of a partition."""
 
     backend: Backend = field(init=False)
     clock: Clock | None = field(init=False, default=None)
@@ -44,7 +44,7 @@ class Simulation(Rounds):
     chunk: int | None = None
     devices: Devices | None = None
     augment: Augment | None = None
-    name: str = ""  # of the method, in messages
+    name: str = ""  # of the method in warnings; by default that of its class
 
     def __post_init__(self) -> None:
         check_type("data", self.data, Arrays, HOW_ARRAYS)
@@ -93,19 +93,19 @@ class Simulation(Rounds):
 
 @dataclass
 class Job:
-    """What clients compute, and on which samples."""
+    """What the clients compute, and on which samples."""
 
     method: Method
     data: Arrays
     partition: Partition
-    ids: tuple[int, ...]  # of the clients that can take part
+    ids: tuple[int, ...]  # the clients that can take part
     batching: Batching
     augment: Augment | None
     precision: Precision
 
 
 class SimulationBackend:
-    """The part of a backend that all simulations share: both servers and the samples of all clients are here."""
+    """The common part of all simulation backends: both servers and all samples are in this process."""
 
     def __init__(self, job: Job, engine: Engine) -> None:
         self.job, self.engine = job, engine
@@ -131,7 +131,7 @@ class SimulationBackend:
 
 
 class LocalBackend(SimulationBackend):
-    """All clients in this process, computed by one engine together with both servers."""
+    """Runs all clients and both servers in this process, on one engine."""
 
     def __init__(self, job: Job, engine: Engine) -> None:
         super().__init__(job, engine)
