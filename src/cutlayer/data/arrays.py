@@ -70,7 +70,7 @@ class Arrays:
         return self.take(torch.isin(self.groups, chosen))
 
     def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
-        # A copy skips the checks of __post_init__: the values stay valid, and checks would make the host wait for the device.
+        # A copy skips the checks of __post_init__: the values stay valid, and checks would wait for the device.
         new = copy.copy(self)
         object.__setattr__(new, "x", tree.map(fn, self.x))
         object.__setattr__(new, "y", fn(self.y))

@@ -31,7 +31,7 @@ def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[
 
 
 def _read_binary(path: Path, *, label_bytes: int) -> Images:
-    """Read records of label bytes and pixels; the last label byte is the class (CIFAR-100 has a coarse one before it)."""
+    """Read records of label bytes and pixels; the last label byte is the class (in CIFAR-100 after a coarse one)."""
     data = np.frombuffer(read_bytes(path), np.uint8)
     record = label_bytes + PIXELS
     if not len(data) or len(data) % record:

@@ -21,7 +21,7 @@ LABELS = ("label", "y", "target")  # the first that is present
 
 
 def read_columns(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
-    """Return all columns but the label as floats, and the labels: integers if the run has classes, or if all are whole."""
+    """Return all columns but the label as floats, and the labels: integers if the run has classes or all are whole."""
     numbers, whole = array("d"), True
     with reading(path, UnicodeDecodeError, csv.Error):
         text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")

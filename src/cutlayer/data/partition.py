@@ -53,7 +53,7 @@ class Partition:
         return np.array(rows, dtype=np.int64).reshape(len(self), num_classes)
 
     def js_divergence(self, labels: Labels, num_classes: int) -> Floats:
-        """Return the Jensen-Shannon divergence, in bits, of each client's labels from balanced ones; NaN if it has none."""
+        """Return each client's Jensen-Shannon divergence, in bits, from balanced labels; NaN for an empty client."""
         counts = self.histograms(labels, num_classes)
         with np.errstate(invalid="ignore"):
             own = counts / counts.sum(axis=1, keepdims=True)

@@ -110,7 +110,7 @@ def _read_script(folder: Path) -> Sets | None:
 
 
 def _speeches(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (speaker, speech) of each block; one that does not begin with a line `Speaker:` belongs to the last speaker."""
+    """Yield (speaker, speech) of each block; one without a line `Speaker:` belongs to the last speaker."""
     speaker = ""
     for block in re.split(r"\n\s*\n", read_bytes(path).decode("utf-8", errors="replace").strip()):
         head, _, rest = block.partition("\n")

@@ -122,7 +122,7 @@ def log_mel(sound: Tensor, *, rate: int = 16_000, bands: int = 32, frames: int =
 
 
 def mel_filters(bands: int, window: int, rate: int) -> Tensor:
-    """Return (bands, frequencies): triangles of height 1, evenly spaced in mel, each from the last centre to the next."""
+    """Return (bands, frequencies): triangles of height 1, evenly spaced in mel, from the last centre to the next."""
     edges = _hertz(torch.linspace(0, _mel(rate / 2), bands + 2, dtype=torch.float64))[:, None]
     frequencies = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from cutlayer.models.norms import Norm, image_norm
 from cutlayer.models.parts import Init, Stem, UnitNetwork, Units, image_stem, init_convolutions, preset
 
-BOTTLENECK = 4  # a dense layer narrows its input to so many times what it adds
+BOTTLENECK = 4  # channels inside of a dense layer, as a multiple of `growth`
 
 
 class DenseLayer(nn.Sequential):
-    """Adds `growth` channels, made of all the channels before, to those channels."""
+    """Computes `growth` channels from its input and appends them to it."""
 
     def __init__(self, channels: int, growth: int, norm: Norm) -> None:
         inner = BOTTLENECK * growth
@@ -32,7 +32,7 @@ class DenseLayer(nn.Sequential):
 
 
 class DenseNet(UnitNetwork):
-    """So many dense layers a block, and between blocks a transition that halves the image; torchvision's names."""
+    """Blocks of dense layers, with transitions between them that halve the image; torchvision's names."""
 
     def __init__(
         self,

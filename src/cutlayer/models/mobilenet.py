@@ -18,7 +18,7 @@ STAGES = (  # expansion, channels, blocks, stride of the first block
 
 
 class InvertedResidual(nn.Module):
-    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; added to its input where the shapes agree."""
+    """A 1x1 convolution widens, a depthwise 3x3 filters, a 1x1 narrows; with a residual connection if shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm
 
 
 def _scaled(channels: int, width: float) -> int:
-    """The multiple of 8 nearest to channels * width, but not a tenth less than that."""
+    """Return the multiple of 8 nearest to channels * width, but at least 0.9 of it."""
     wanted = channels * width
     nearest = max(8, int(wanted + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * wanted else nearest

@@ -32,7 +32,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution, which strides, between two of 1x1 that narrow and widen; beside a shortcut."""
+    """A strided 3x3 convolution between two of 1x1 that narrow and widen, beside a shortcut."""
 
     expansion = 4
 
@@ -58,14 +58,14 @@ class Bottleneck(nn.Module):
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module | None:
-    """A projection where a block changes the shape, else nothing."""
+    """Return a projection if the block changes the shape, else None."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), image_norm(norm, outputs))
 
 
 class Stages(NamedTuple):
-    """The kind of block, and how many of them each stage has."""
+    """The type of the blocks, and their number in each stage."""
 
     block: type[Basic] | type[Bottleneck]
     counts: tuple[int, ...]

@@ -102,12 +102,21 @@ def dealt(run: Run, root: Path | None = None) -> Dealt:
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
-    """Return the run's method for samples like these, and its simulated devices, if it has any."""
-    if run.devices is None:
-        return method(run, split), None
-    known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
-    pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
-    return method(run, split, pool, known), pool
+    """Build the run's method for samples like these, and its simulated devices, if it has any."""
+    options, pool = dict(run.method.options), None
+    if run.devices is not None:
+        known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
+        pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
+        if _regulates(run):
+            below = sum(unit.forward_flops for unit in known.client_units(split.cut, split.head))
+            cut_bits = 32 * known.crossing(split.cut, split.head)
+            options["seconds_per_sample"] = pool.seconds_per_sample(flops_below=below, cut_bits=cut_bits)
+        if _plans(run):
+            options |= {"devices": pool, "costs": Costs.of(known)}
+    client_opt, server_opt = (
+        optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
+    )
+    return methods.build(run.method.name, split, client_opt, server_opt, **options), pool
 
 
 def _some(data: Arrays, fraction: float, key: int) -> Arrays:
@@ -168,11 +177,6 @@ def devices(choice: Choice, model: Profile, num_clients: int, key: int) -> Devic
     return scheme.draw(num_clients, model.cumulative_forward_flops[-1], key)
 
 
-def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[float, ...]:
-    below = sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head))
-    return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
-
-
 def reads_devices(run: Run) -> bool:
     """Return whether devices influence the run's method; for other methods they only set the simulated time."""
     return _regulates(run) or _plans(run)
@@ -184,20 +188,6 @@ def _regulates(run: Run) -> bool:
 
 def _plans(run: Run) -> bool:
     return "devices" in registry.options_of(methods.METHODS[run.method.name])
-
-
-def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
-    """Build the run's method with its model, its optimisers and what it needs to know about the devices, if any."""
-    client_opt, server_opt = (
-        optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
-    )
-    options = dict(run.method.options)
-    if pool is not None and costs is not None:
-        if _regulates(run):
-            options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
-        if _plans(run):
-            options |= {"devices": pool, "costs": Costs.of(costs)}
-    return methods.build(run.method.name, split, client_opt, server_opt, **options)
 
 
 def model(name: str, options: Mapping[str, Any]) -> nn.Module:

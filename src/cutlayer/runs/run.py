@@ -65,7 +65,7 @@ def execute(
         if on_start is not None:
             on_start(training)
         if _ended(training, run):
-            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
+            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it stopped early and is"
             log.info("%s: %s done already", folder.path, done)
         else:
             while not _ended(training, run):
