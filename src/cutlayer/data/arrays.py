@@ -79,8 +79,9 @@ class Arrays:
         return new
 
 
-def _named(x: Inputs) -> list[tuple[str, Tensor]]:
-    return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, dict) else [("x", x)]
+def _named(x: Any) -> list[tuple[str, Any]]:
+    """Return inputs with their names in messages."""
+    return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, Mapping) else [("x", x)]
 
 
 def _check_length(name: str, value: Tensor, y: Tensor) -> None:
@@ -171,25 +172,21 @@ def from_dataset(dataset: Any, num_classes: int | None = None) -> Arrays:
     num_items = len(dataset)
     if not num_items:
         raise DataError("the data set has no items; give at least one")
-    items = [_item(dataset[i], i) for i in range(num_items)]
+    pairs = [_pair(dataset[i], i) for i in range(num_items)]
+    items = [{name: _value(value) for name, value in (*_named(x), ("y", y))} for x, y in pairs]
     for i, item in enumerate(items):
         _check_alike(item, items[0], i)
-    stacked = {path: _stack([item[path] for item in items]) for path in items[0]}
-    y = stacked.pop(("y",))
-    x = stacked[("x",)] if ("x",) in stacked else {path[1]: value for path, value in stacked.items()}
+    *inputs, y = (_stack([item[name] for item in items]) for name in items[0])
+    first = pairs[0][0]
+    x = dict(zip(first, inputs, strict=True)) if isinstance(first, Mapping) else inputs[0]
     return from_arrays(x, y, num_classes)
 
 
-Path = tuple[str, ...]  # ("x",), ("x", key) or ("y",)
-
-
-def _item(item: Any, i: int) -> dict[Path, Any]:
-    """Return the values of one item by path."""
+def _pair(item: Any, i: int) -> tuple[Any, Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"item {i} of the data set is a {type(item).__name__}, not a pair (x, y); return both from it")
     x, y = item
-    parts: dict[Path, Any] = {("x", str(k)): v for k, v in x.items()} if isinstance(x, Mapping) else {("x",): x}
-    return {path: _value(value) for path, value in {**parts, ("y",): y}.items()}
+    return x, y
 
 
 def _value(value: Any) -> Any:
@@ -201,20 +198,16 @@ def _value(value: Any) -> Any:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # an image object: height, width, channels
 
 
-def _check_alike(item: dict[Path, Any], first: dict[Path, Any], i: int) -> None:
+def _check_alike(item: dict[str, Any], first: dict[str, Any], i: int) -> None:
     if item.keys() != first.keys():
-        ours, theirs = (", ".join(_name(path) for path in one) for one in (item, first))
+        ours, theirs = ", ".join(item), ", ".join(first)
         raise DataError(f"item {i} of the data set has {ours}, item 0 has {theirs}; give every item the same keys")
-    for path, value in item.items():
-        if tuple(value.shape) != tuple(first[path].shape):
+    for name, value in item.items():
+        if tuple(value.shape) != tuple(first[name].shape):
             raise DataError(
-                f"item {i} of the data set has {_name(path)} of shape {tuple(value.shape)}, item 0 has "
-                f"{tuple(first[path].shape)}; bring all items to one shape, for example by resizing or padding"
+                f"item {i} of the data set has {name} of shape {tuple(value.shape)}, item 0 has "
+                f"{tuple(first[name].shape)}; bring all items to one shape, for example by resizing or padding"
             )
-
-
-def _name(path: Path) -> str:
-    return path[0] + "".join(f"[{key!r}]" for key in path[1:])
 
 
 def _stack(values: list[Any]) -> Any:

@@ -114,19 +114,19 @@ def idx(shape: tuple[int, int, int]) -> FileForm[Sets]:
         paths = files_of(folder, [_spellings(stem) for stem in stems])
         if paths is None:
             return None
-        x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
-        for path, x in ((paths[0], x_train), (paths[2], x_test)):
-            if x.shape[1:] != shape[1:]:
-                raise bad_file(path, f"it holds images of shape {x.shape[1:]}, expected {shape[1:]}")
-        for path, x, y in ((paths[1], x_train, y_train), (paths[3], x_test, y_test)):
-            if y.shape != (len(x),):
-                raise bad_file(path, f"it holds labels of shape {y.shape} for {len(x)} images")
-        return Sets(
-            Images(x_train.reshape(-1, *shape), y_train.astype(np.int64)),
-            Images(x_test.reshape(-1, *shape), y_test.astype(np.int64)),
-        )
+        x_train, y_train, x_test, y_test = paths
+        return Sets(_idx_images(x_train, y_train, shape), _idx_images(x_test, y_test, shape))
 
     return FileForm("train-images-idx3-ubyte and its three companions (or .gz)", read)
+
+
+def _idx_images(images: Path, labels: Path, shape: tuple[int, int, int]) -> Images:
+    x, y = read_idx(images), read_idx(labels)
+    if x.shape[1:] != shape[1:]:
+        raise bad_file(images, f"it holds images of shape {x.shape[1:]}, expected {shape[1:]}")
+    if y.shape != (len(x),):
+        raise bad_file(labels, f"it holds labels of shape {y.shape} for {len(x)} images")
+    return Images(x.reshape(-1, *shape), y.astype(np.int64))
 
 
 def _spellings(stem: str) -> list[str]:

@@ -22,12 +22,12 @@ class Anatomy(NamedTuple):
 
     tokens: nn.Module
     blocks: nn.ModuleList
-    norm: nn.Module | None
+    norm: nn.Module
     lm_head: nn.Module
-    project_in: nn.Module | None = None  # between the tokens and the first layer
+    project_in: nn.Module = nn.Identity()  # between the tokens and the first layer
     places: nn.Module | None = None  # learned positions, added before the first layer
     rotary: nn.Module | None = None  # rotary position embedding of every layer
-    project_out: nn.Module | None = None  # between the norm and the head
+    project_out: nn.Module = nn.Identity()  # between the norm and the head
 
 
 def _llama(base: Any) -> Anatomy:
@@ -40,11 +40,11 @@ def _opt(base: Any) -> Anatomy:
     return Anatomy(
         body.embed_tokens,
         body.layers,
-        body.final_layer_norm,
+        body.final_layer_norm or nn.Identity(),
         base.lm_head,
-        project_in=body.project_in,
+        project_in=body.project_in or nn.Identity(),
         places=body.embed_positions,
-        project_out=body.project_out,
+        project_out=body.project_out or nn.Identity(),
     )
 
 
@@ -97,9 +97,7 @@ class TokenEmbedding(nn.Module):
                 f"texts of {x.shape[-1]} tokens do not fit the model's {self.room} places; set max_length"
             )
         real = x != PADDING
-        h: Tensor = self.tokens(x.clamp(min=0))
-        if self.project_in is not None:
-            h = self.project_in(h)
+        h: Tensor = self.project_in(self.tokens(x.clamp(min=0)))
         if self.places is not None:
             h = h + self.places(real.long())
         return h * real.unsqueeze(-1)
@@ -157,10 +155,7 @@ class Head(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         if self.answers is not None:
             h = h[..., -1, :]
-        for step in (self.norm, self.project_out):
-            if step is not None:
-                h = step(h)
-        scores = self._scores(h).float()
+        scores = self._scores(self.project_out(self.norm(h))).float()
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         return scores if self.answers is not None else scores.transpose(-1, -2)

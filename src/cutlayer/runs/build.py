@@ -90,7 +90,9 @@ class Dealt(NamedTuple):
 def dealt(run: Run, root: Path | None = None) -> Dealt:
     """Load the run's data and divide them among its clients."""
     sets = dataset(run, root)
-    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
+    data, test = sets.train, sets.test
+    if run.subset < 1:
+        data, test = (split_off(whole, run.subset, keys.fold(run.seed, "subset"))[1] for whole in (data, test))
     validation = None
     if run.validation:
         data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
@@ -119,10 +121,6 @@ def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tu
     return methods.build(run.method.name, split, client_opt, server_opt, **options), pool
 
 
-def _some(data: Arrays, fraction: float, key: int) -> Arrays:
-    return data if fraction == 1 else split_off(data, fraction, key)[1]
-
-
 def dataset(run: Run, root: Path | None = None) -> Dataset:
     """Load the run's data set; texts are encoded with the tokenizer of its model."""
     if run.data in SOURCES and run.model.name == "causal_lm":
@@ -146,7 +144,8 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
     """Return the run's model, cut; its initial weights are a function of the seed, or come from a file."""
     task = DEFINITIONS.get(run.data)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
-    options = fitted(run.model, _shape(data), data.num_classes, **texts)
+    shape = tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()
+    options = fitted(run.model, shape, data.num_classes, **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
         net = model(run.model.name, options)
@@ -215,7 +214,3 @@ def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **mor
     if len(shape) == 3:
         facts |= {"in_channels": shape[0], "image_size": shape[-1]}
     return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}
-
-
-def _shape(data: Arrays) -> tuple[int, ...]:
-    return tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()

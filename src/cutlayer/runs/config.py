@@ -111,10 +111,10 @@ class Run:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if self.cpu_threads is not None and self.cpu_threads > MOST_THREADS:
             raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at most {MOST_THREADS}")
-        if not 0 < self.subset <= 1:
-            raise ConfigError(f"subset is {self.subset}; it must be a fraction above 0 and up to 1")
-        if self.until_accuracy is not None and not 0 < self.until_accuracy <= 1:
-            raise ConfigError(f"until_accuracy is {self.until_accuracy}; it must be a fraction above 0 and up to 1")
+        for name in ("subset", "until_accuracy"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(f"{name} is {value}; it must be a fraction above 0 and up to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
         check_device_name(self.device)

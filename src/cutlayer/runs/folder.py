@@ -92,9 +92,8 @@ class Folder:
     def surroundings(self) -> dict[str, Any]:
         """Return what the run was started with: versions, the machine and the engine; empty if unknown."""
         known: dict[str, Any] = {}
-        if self.environment.exists():
-            with suppress(ValueError):  # a run can be resumed without this file
-                known = json.loads(self.environment.read_text(encoding="utf-8"))
+        with suppress(FileNotFoundError, ValueError):  # a run can be resumed without this file
+            known = json.loads(self.environment.read_text(encoding="utf-8"))
         return known
 
     def history(self) -> list[Record]:

@@ -7,6 +7,7 @@ clients' memory, asks the backend to recover, and retries.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -134,10 +135,6 @@ class Rounds:
         key = keys.fold(self.seed, "round", state.round)
         samples = self._sampled(state.round, key)
         index = {j: range(num) for j, num in samples.items()}  # each client maps these numbers to its own samples
-
-        def walk(sizes: Mapping[int, int]) -> Walk:
-            return Walk(self.batching, index, key, sizes)
-
         clock = NoClock() if self.clock is None else self.clock
         if self.clock is not None:
             self.clock.begin()
@@ -145,7 +142,7 @@ class Rounds:
             world = World(
                 program=self.program,
                 transport=attempt.transport,
-                walk=walk,
+                walk=partial(Walk, self.batching, index, key),
                 sizes={j: float(num) for j, num in samples.items()},
                 key=key,
                 meters=self.meters,

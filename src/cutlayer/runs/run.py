@@ -230,10 +230,5 @@ def _compare_surroundings(run: Run, folder: Folder, chunk: int | None) -> None:
     then, now = {**folder.surroundings(), "chunk": chunk}, {**environment(run.device), "chunk": run.chunk}
     for key in now:
         if key in then and then[key] != now[key]:
-            log.warning(
-                "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",
-                folder.path,
-                key,
-                then[key],
-                now[key],
-            )
+            change = f"was started with {key} {then[key]} and goes on with {now[key]}"
+            log.warning("%s %s: its numbers may differ in their last digits", folder.path, change)

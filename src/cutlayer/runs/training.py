@@ -130,8 +130,7 @@ class Training:
         """Return this server's values by name if another server holds the rest; None if all are here."""
         if is_here((self.state.client, self.state.server)):
             return None
-        values = {k: v for part in self.model for k, v in part.items()}
-        return {k: v for k, v in values.items() if not v.is_meta}
+        return {k: v for part in self.model for k, v in part.items() if not v.is_meta}
 
     def _record(self) -> Record:
         ledger, number = self.runner.ledger, self.state.round
