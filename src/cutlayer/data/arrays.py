@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cutlayer import registry
 from cutlayer.core import tree
 from cutlayer.core.keys import generator
-from cutlayer.errors import ConfigError, DataError, UnknownNameError
+from cutlayer.errors import ConfigError, DataError
 
 Inputs = Tensor | dict[str, Tensor]
 Index = Tensor | NDArray[Any] | Sequence[int]
@@ -63,11 +64,8 @@ class Arrays:
         if self.groups is None:
             raise DataError("the samples have no groups to choose from; give each sample its group")
         index = {name: i for i, name in enumerate(self.group_names)}
-        for name in names:
-            if name not in index:
-                raise UnknownNameError("group", name, index)
-        chosen = torch.tensor([index[name] for name in names], dtype=torch.int64, device=self.groups.device)
-        return self.take(torch.isin(self.groups, chosen))
+        chosen = [registry.find("group", index, name) for name in names]
+        return self.take(torch.isin(self.groups, torch.tensor(chosen, dtype=torch.int64, device=self.groups.device)))
 
     def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
         # A copy skips the checks of __post_init__: the values stay valid, and checks would wait for the device.

@@ -123,19 +123,12 @@ def log_mel(sound: Tensor, *, rate: int = 16_000, bands: int = 32, frames: int =
 
 def mel_filters(bands: int, window: int, rate: int) -> Tensor:
     """Return (bands, frequencies): triangles of height 1, evenly spaced in mel, from the last centre to the next."""
-    edges = _hertz(torch.linspace(0, _mel(rate / 2), bands + 2, dtype=torch.float64))[:, None]
+    highest = 2595 * math.log10(1 + rate / 2 / 700)  # the mel of half the rate
+    edges = 700 * (10 ** (torch.linspace(0, highest, bands + 2, dtype=torch.float64)[:, None] / 2595) - 1)
     frequencies = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]
     rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
     return torch.minimum(rising, falling).clamp(min=0)
-
-
-def _mel(hertz: float) -> float:
-    return 2595 * math.log10(1 + hertz / 700)
-
-
-def _hertz(mel: Tensor) -> Tensor:
-    return 700 * (10 ** (mel / 2595) - 1)
 
 
 SPEECH_COMMANDS = FileForm("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)

@@ -99,9 +99,6 @@ class Fleet:
             server_down=devices.server_down,
         )
 
-    def __len__(self) -> int:
-        return len(self.flops)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound:
@@ -217,7 +214,7 @@ class Problem:
 
     @property
     def num_devices(self) -> int:
-        return len(self.fleet)
+        return len(self.fleet.flops)
 
     @property
     def num_layers(self) -> int:

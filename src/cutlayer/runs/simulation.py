@@ -13,7 +13,7 @@ from cutlayer.core.engine import Engine
 from cutlayer.core.memory import Memory
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision, computing
-from cutlayer.core.servers import Bridge, Together
+from cutlayer.core.servers import Together
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
@@ -103,48 +103,37 @@ class Job:
     augment: Augment | None
     precision: Precision
 
-
-class SimulationBackend:
-    """The common part of all simulation backends: both servers and all samples are in this process."""
-
-    def __init__(self, job: Job, engine: Engine) -> None:
-        self.job, self.engine = job, engine
-
-    @property
-    def num_classes(self) -> int | None:
-        return self.job.data.num_classes
-
     def names(self) -> dict[int, str]:
-        return {j: self.job.partition.names[j] for j in self.job.ids}
+        return {j: self.partition.names[j] for j in self.ids}
+
+    def counts(self) -> dict[int, int]:
+        """Return the number of samples of each client."""
+        return {j: len(self.partition.clients[j]) for j in self.ids}
 
     def samples_of(self, client: int) -> Arrays:
-        return self.job.data.take(self.job.partition.clients[client])
-
-    def bridge(self) -> Bridge:
-        return Together()
-
-    def drawn(self, round: int) -> None:
-        return None
-
-    def present(self, round: int) -> dict[int, int]:
-        return {j: len(self.job.partition.clients[j]) for j in self.job.ids}
+        return self.data.take(self.partition.clients[client])
 
 
-class LocalBackend(SimulationBackend):
+class LocalBackend:
     """Runs all clients and both servers in this process, on one engine."""
 
+    bridge = Together
+
     def __init__(self, job: Job, engine: Engine) -> None:
-        super().__init__(job, engine)
-        self.memory = Memory()
+        self.job, self.engine, self.memory = job, engine, Memory()
+        self.names, self.samples_of, self.num_classes = job.names, job.samples_of, job.data.num_classes
+        self.resolved = {"engine": engine.name}
         self._retries = False
 
     @property
     def name(self) -> str:
         return self.engine.name
 
-    @property
-    def resolved(self) -> dict[str, str]:
-        return {"engine": self.engine.name}
+    def drawn(self, round: int) -> None:
+        return None
+
+    def present(self, round: int) -> dict[int, int]:
+        return self.job.counts()
 
     @contextmanager
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:

@@ -14,7 +14,9 @@ from typing import Any
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import TooFew
 from cutlayer.core.program import Program
+from cutlayer.core.servers import Bridge, Together
 from cutlayer.core.tree import Tree
+from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutlayerError, WireError
 from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
@@ -30,7 +32,7 @@ from cutlayer.remote.server.sessions import Answered, RoundId
 from cutlayer.remote.server.shape_runner import ShapeRunner
 from cutlayer.remote.tensors.trees import filled
 from cutlayer.runs.rounds import Attempt
-from cutlayer.runs.simulation import Job, SimulationBackend
+from cutlayer.runs.simulation import Job
 
 log = logging.getLogger("cutlayer")
 FOREVER = 1e9  # seconds
@@ -38,7 +40,7 @@ ATTEMPTS = 3  # at a round in which every client is lost
 SETTLE_SECONDS = 5.0  # that Ray may take to count CPUs as free which an earlier run has left
 
 
-class RayBackend(SimulationBackend):
+class RayBackend:
     """All clients of a simulation, dealt to workers in turn."""
 
     name = "ray"
@@ -47,7 +49,7 @@ class RayBackend(SimulationBackend):
         data, partition = job.data, job.partition
         if data.y.device.type != "cpu":
             raise ConfigError(f"engine 'ray' computes on CPUs, but the data are on {data.y.device}; use device = cpu")
-        super().__init__(job, engine)
+        self.job, self.engine = job, engine
         self.memory = KnownVersions()
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
@@ -65,6 +67,25 @@ class RayBackend(SimulationBackend):
     @property
     def resolved(self) -> dict[str, str]:
         return {"engine": self.name, "server_engine": self.engine.name}
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.job.data.num_classes
+
+    def names(self) -> dict[int, str]:
+        return self.job.names()
+
+    def samples_of(self, client: int) -> Arrays:
+        return self.job.samples_of(client)
+
+    def bridge(self) -> Bridge:
+        return Together()
+
+    def drawn(self, round: int) -> None:
+        return None
+
+    def present(self, round: int) -> dict[int, int]:
+        return self.job.counts()
 
     @contextmanager
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
