@@ -100,7 +100,7 @@ class Moments:
         setattr(owner, name, counted)
 
     def watch_writes(self) -> None:
-        """A checkpoint during which a process dies is half there."""
+        """Count writes of checkpoints; a process that dies during one leaves half of the file."""
         old = checkpoint.write_to_disk
 
         def write(path: Path, data: bytes) -> None:
