@@ -21,7 +21,7 @@ from cutlayer.core import directions
 from cutlayer.core.state import Part
 from cutlayer.meters.memory import peak
 from cutlayer.models import causal_lm
-from cutlayer.models.shapes import SHAPES
+from cutlayer.models.language import SHAPES
 from cutlayer.optim.optimiser import adamw
 from cutlayer.pieces.hybrid import HybridClient
 from cutlayer.studies.client_memory import ClientMemory, Footprint, client_memory

@@ -95,7 +95,7 @@ class Watch:
 
     def look_at_size(self, training: Training) -> None:
         """Warn once if checkpoints are too large to go on elsewhere; those of some methods grow."""
-        size = tree.num_bytes((tuple(training.state), training.runner.memory.content()))
+        size = tree.num_bytes((tuple(training.state), training.runner.backend.memory.content()))
         if size > MOST - SMALL_FILES and not self.warned:
             self.warned = True
             told = f"{size / MIB:.0f} MiB, too large to be packed ({MOST / MIB:.0f} at most)"

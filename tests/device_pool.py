@@ -100,8 +100,8 @@ class Moments:
         setattr(owner, name, counted)
 
     def watch_writes(self) -> None:
-        """A checkpoint during which a process dies is half there."""
-        old = checkpoint._write
+        """Count writes of checkpoints; a process that dies during one leaves half of the file."""
+        old = checkpoint.write_to_disk
 
         def write(path: Path, data: bytes) -> None:
             if self.is_last():
@@ -109,7 +109,7 @@ class Moments:
                 self.end()
             old(path, data)
 
-        checkpoint._write = write
+        checkpoint.write_to_disk = write
 
 
 SERVER, CLIENT = Moments(), Moments()

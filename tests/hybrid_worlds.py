@@ -66,7 +66,7 @@ def states(sim: Simulation, rounds: int) -> list[State]:
 
 def kept(sim: Simulation, j: int) -> Kept:
     """What a client keeps."""
-    return sim.memory.of(PART)[j]
+    return sim.backend.memory.of(PART)[j]
 
 
 def same(a: Part, b: Part) -> bool:

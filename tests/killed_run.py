@@ -73,7 +73,7 @@ def in_a_checkpoint(number: int) -> None:
             half_of(path, data)
         old(path, data)
 
-    patch(checkpoint, "_write", write)
+    patch(checkpoint, "write_to_disk", write)
 
 
 def before_a_checkpoint_is_in_place(number: int) -> None:
@@ -82,7 +82,7 @@ def before_a_checkpoint_is_in_place(number: int) -> None:
         if f"{number:06d}" in path.name:
             die()
 
-    patch(checkpoint, "_write", write)
+    patch(checkpoint, "write_to_disk", write)
 
 
 def after_a_checkpoint(number: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cutlayer.core.batches import Batching
 from cutlayer.data import Augment
-from cutlayer.runs.checkpoint import pack
+from cutlayer.runs.checkpoint import pack, read
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.run import Folder, execute
 from cutlayer.runs.training import Record, Training
@@ -60,7 +60,7 @@ def outcome(folder: Folder) -> dict[str, Any]:
     left: dict[str, Any] = {file.name: file.read_bytes() for file in files}
     left["rounds timed"] = [line["round"] for line in folder.times()]
     for number in folder.store.rounds():
-        content, manifest = folder.store.load(number)
+        content, manifest = read(folder.store.path(number))
         tensors, skeleton = pack(content)
         exact = {name: (str(a.dtype), a.shape, a.numpy().tobytes()) for name, a in tensors.items()}
         left[f"checkpoint {number}"] = (exact, skeleton, manifest)

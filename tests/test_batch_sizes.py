@@ -8,7 +8,7 @@ from planning_problems import at_random, ratios, table_one, two_devices, uneven
 
 from cutlayer.errors import InfeasibleError
 from cutlayer.planning import batch_sizes
-from cutlayer.planning.problem import Ints, Problem
+from cutlayer.planning.problem import Floats, Ints, Problem
 
 CUTS = np.array([2, 1])  # of two_devices()
 UNREACHABLE = (
@@ -20,8 +20,19 @@ UNREACHABLE = (
 def cuts_that_fit(problem: Problem, seed: int) -> Ints:
     """Any cuts with which each device holds two samples, or one where there is no such cut."""
     rng = np.random.default_rng(seed)
-    deepest = (batch_sizes.table(problem).capacity >= 2).sum(axis=1)
+    deepest = (problem.table.capacity >= 2).sum(axis=1)
     return rng.integers(1, np.maximum(deepest, 1) + 1)
+
+
+def closed_form(problem: Problem, cuts: Ints, times: batch_sizes.Times) -> Floats:
+    """The same point as Newton's: C_i b_i^2 is the same for all of them, and follows from a quadratic equation."""
+    terms = batch_sizes._without_free(problem, cuts, times)
+    busy = terms.c > 0
+    batches = batch_sizes.largest(problem, cuts, times)
+    roots = np.sqrt(terms.c[busy])
+    half = terms.b * roots.sum()
+    batches[busy] = (half + np.sqrt(half**2 + terms.a * terms.b * terms.d)) / terms.a / roots
+    return batches
 
 
 @pytest.mark.parametrize("start", [(1, 1), (16, 16), (200, 200), (1, 200), (0.01, 5000)])
@@ -32,7 +43,7 @@ def test_newton_on_numbers_worked_out_by_hand(start: tuple[float, float]) -> Non
 
 
 def test_the_closed_form_on_the_same_numbers() -> None:
-    assert batch_sizes.closed_form(two_devices(), CUTS, (1.0, 2.0)) == pytest.approx([6.464101615, 3.232050808])
+    assert closed_form(two_devices(), CUTS, (1.0, 2.0)) == pytest.approx([6.464101615, 3.232050808])
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -40,7 +51,7 @@ def test_newton_finds_the_closed_form(seed: int) -> None:
     problem = at_random(seed, num_devices=3 + seed)
     cuts = np.minimum(cuts_that_fit(problem, seed), problem.num_layers // 2)  # the default target is in reach
     times = batch_sizes.times_of(problem, cuts, np.full(len(cuts), 16))
-    expected = batch_sizes.closed_form(problem, cuts, times)
+    expected = closed_form(problem, cuts, times)
     for start in (1, 16, 200):
         found = batch_sizes.newton_jacobi(problem, cuts, times, np.full(len(cuts), start))
         assert found == pytest.approx(expected, rel=1e-9)
@@ -48,7 +59,7 @@ def test_newton_finds_the_closed_form(seed: int) -> None:
 
 def test_at_the_closed_form_no_batch_pays_to_change() -> None:
     problem, times = two_devices(), (1.0, 2.0)
-    best = batch_sizes.closed_form(problem, CUTS, times)
+    best = closed_form(problem, CUTS, times)
 
     def seconds(b: np.ndarray) -> float:
         return (b @ [1, 4] + sum(times)) / (0.1 - (0.1 / b).sum())
@@ -60,7 +71,7 @@ def test_at_the_closed_form_no_batch_pays_to_change() -> None:
 def test_equal_cuts_have_equal_batches_before_limits() -> None:
     problem = uneven(0)
     cuts = np.full(20, 4)
-    found = batch_sizes.closed_form(problem, cuts, batch_sizes.times_of(problem, cuts, np.full(20, 16)))
+    found = closed_form(problem, cuts, batch_sizes.times_of(problem, cuts, np.full(20, 16)))
     assert np.ptp(found) == pytest.approx(0, abs=1e-12)
 
 
@@ -69,7 +80,7 @@ def test_a_device_that_leaves_the_server_no_work_takes_all_it_can() -> None:
     problem, times = two_devices(), (24.0, 10.0)
     cuts = np.array([3, 1])
     s = (0.1 * 2 + np.sqrt((0.1 * 2) ** 2 + 0.075 * 0.1 * 34)) / 0.075  # S = sqrt(4)
-    assert batch_sizes.closed_form(problem, cuts, times) == pytest.approx([4, s / 2])
+    assert closed_form(problem, cuts, times) == pytest.approx([4, s / 2])
     assert batch_sizes.newton_jacobi(problem, cuts, times, np.ones(2)) == pytest.approx([4, s / 2], rel=1e-9)
     everyone = np.array([3, 3])
     assert batch_sizes.newton_jacobi(problem, everyone, times, np.ones(2)).tolist() == [4.0, 4.0]
@@ -162,7 +173,7 @@ def test_slow_devices_get_smaller_batches() -> None:
     problem = uneven(0)
     cuts = np.full(20, 4)
     found = batch_sizes.joint(problem, cuts)
-    waits = batch_sizes.table(problem).at(cuts)
+    waits = problem.table.at(cuts)
     assert found[(waits.there + waits.back).argmax()] < found[(waits.there + waits.back).argmin()] / 2
 
 

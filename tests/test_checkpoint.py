@@ -17,7 +17,7 @@ from cutlayer import optim
 from cutlayer.core.state import Grads, Model, Part, State
 from cutlayer.core.tree import storable
 from cutlayer.errors import CheckpointError
-from cutlayer.runs.checkpoint import Store, pack, unpack
+from cutlayer.runs.checkpoint import Store, pack, read, unpack
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -83,7 +83,7 @@ def test_a_state_survives_bit_for_bit(store: Store) -> None:
     assert isinstance(content.server, Part)
     assert content.server.count == 1
     assert manifest == {"seed": 2}
-    assert_same(store.load(1)[0], some_state(1))
+    assert_same(read(store.path(1))[0], some_state(1))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_views_and_shared_memory(tmp_path: Path) -> None:
 
 
 def test_loaded_tensors_outlive_the_file(store: Store) -> None:
-    content, _ = store.load(1)
+    content, _ = read(store.path(1))
     path = store.path(1)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert_same(content, some_state(1))
@@ -190,8 +190,9 @@ def test_what_cannot_be_stored(tmp_path: Path, content: Any, manifest: dict[str,
     assert names(tmp_path) == []
 
 
-def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
-    store = Store(tmp_path, keep=3)
+def test_pruning_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutlayer.runs.checkpoint.KEEP", 3)
+    store = Store(tmp_path)
     for round in (1, 5, 10, 1_000_000, 2_000_000):
         store.save(round, round, {})
     assert store.rounds() == [10, 1_000_000, 2_000_000]
@@ -217,7 +218,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(store: Store, failing: str, m
 
     with monkeypatch.context() as patch:
         if failing == "write":
-            patch.setattr("cutlayer.runs.checkpoint._write", half_written)
+            patch.setattr("cutlayer.runs.checkpoint.write_to_disk", half_written)
         else:
             patch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), full)
         with pytest.raises(CheckpointError) as caught:
@@ -265,7 +266,7 @@ def test_every_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
     for position in range(len(sound)):
         flip(path, position)
         try:
-            loaded, manifest = store.load(0)
+            loaded, manifest = read(store.path(0))
             assert_same(loaded, content)
             assert manifest == {"lr": 0.1}
         except CheckpointError:
@@ -278,11 +279,8 @@ def test_a_flipped_byte_in_the_tensors_is_named(store: Store) -> None:
     newest = store.path(2)
     flip(newest, newest.stat().st_size - 3)
     with pytest.raises(CheckpointError) as caught:
-        store.load(2)
-    assert str(caught.value) == (
-        f"{newest} cannot be used: its content does not match its digest. "
-        "Restore it from a backup, or resume from another round."
-    )
+        read(store.path(2))
+    assert str(caught.value) == (f"{newest} cannot be used: its content does not match its digest")
     assert_same(store.load()[0], some_state(1))
 
 
@@ -299,10 +297,7 @@ def test_no_sound_checkpoint_at_all(store: Store) -> None:
     )
 
 
-def test_missing_checkpoints(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        store.load(7)
-    assert str(caught.value) == f"there is no checkpoint of round 7 in {store.folder}; it has those of rounds 1, 2."
+def test_missing_checkpoints(tmp_path: Path) -> None:
     nowhere = Store(tmp_path / "nowhere")
     assert nowhere.rounds() == []
     with pytest.raises(CheckpointError) as caught:
@@ -328,19 +323,14 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save_file({"w": torch.ones(1)}, store.path(0))
     with pytest.raises(CheckpointError, match="is damaged or no checkpoint: 'skeleton'"):
-        store.load(0)
+        read(store.path(0))
 
 
 def test_a_file_of_another_format_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutlayer.runs.checkpoint.FORMAT", "3")
     with pytest.raises(CheckpointError) as caught:
-        store.load(2)
+        read(store.path(2))
     assert str(caught.value) == (
         f"{store.path(2)} cannot be used: it has the format 2 of another version of cutlayer, and this one reads 3; "
-        "go on with the version that wrote it. Restore it from a backup, or resume from another round."
+        "go on with the version that wrote it"
     )
-
-
-def test_keep_must_leave_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="keep is 0, but a store must keep at least 1 checkpoint"):
-        Store(tmp_path, keep=0)

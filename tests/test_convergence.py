@@ -108,7 +108,7 @@ def test_a_converged_run_that_goes_on_is_done(tmp_path: Path, caplog: pytest.Log
     execute(STILL, folder, resume=True)
     assert caplog.messages == [
         f"{folder.path}: ended at round {last}: until_converged: the last evaluations gained next to nothing",
-        f"{folder.path}: it has arrived and is done already",
+        f"{folder.path}: it stopped early and is done already",
     ]
     assert folder.metrics.read_bytes() == metrics
 

@@ -13,14 +13,13 @@ from cutlayer.errors import InfeasibleError
 from cutlayer.planning import cut_layers, cut_programme
 from cutlayer.planning.cut_programme import dinkelbach
 from cutlayer.planning.problem import Ints, Problem
-from cutlayer.planning.tables import table
 
 EVERY = all_cuts(3, 16)
 
 
 def some_batches(problem: Problem, seed: int) -> Ints:
     """Any that fit with one layer."""
-    most = np.minimum(64, np.maximum(table(problem).capacity[:, 0], 1)).astype(int)
+    most = np.minimum(64, np.maximum(problem.table.capacity[:, 0], 1)).astype(int)
     return np.random.default_rng(seed).integers(1, most + 1)
 
 

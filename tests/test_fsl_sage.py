@@ -147,7 +147,7 @@ def test_vmap_gives_the_loop_engines_numbers(norm: str, chunk: int | None) -> No
     def outcome(engine: str) -> tuple[Any, ...]:
         sim = simulation(sage(resnet(norm), server_interval=2, align_interval=2), engine=engine, chunk=chunk)
         state = run(sim, 3)
-        return (*(tree_of(part) for part in state[1:]), sim.ledger.content(), sim.memory.content())
+        return (*(tree_of(part) for part in state[1:]), sim.ledger.content(), sim.backend.memory.content())
 
     agree(outcome("vmap"), outcome("loop"))
 
@@ -361,7 +361,7 @@ def test_a_client_that_comes_later_or_has_lost_its_auxiliary_model_is_sent_it() 
     for number in range(7):
         before = set(state.memory["auxiliary"])
         if number == 5:
-            sim.memory.of("auxiliary").clear()
+            sim.backend.memory.of("auxiliary").clear()
             known = set()
         state = sim.round(state)
         taking_part = {j for j, sent in state.memory["sent"].items() if sent == number}
@@ -381,7 +381,7 @@ def test_a_client_that_keeps_its_auxiliary_model_computes_as_if_it_had_been_sent
         state = sim.start()
         for _ in range(4):
             if forget:
-                sim.memory.of("auxiliary").clear()
+                sim.backend.memory.of("auxiliary").clear()
             state = sim.round(state)
         return state
 
@@ -396,14 +396,14 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(align_interval
 
     unbroken, stopped, resumed = fresh(), fresh(), fresh()
     whole = run(unbroken, 5)
-    content = {"state": run(stopped, 2), "memory": stopped.memory.content()}
+    content = {"state": run(stopped, 2), "memory": stopped.backend.memory.content()}
     content = checkpoint.unpack(*checkpoint.pack(content))
-    resumed.memory.restore(content["memory"])
+    resumed.backend.memory.restore(content["memory"])
     state = content["state"]
     for _ in range(3):
         state = resumed.round(state)
     agree(tuple(map(tree_of, state)), tuple(map(tree_of, whole)), 0)
-    agree(resumed.memory.content(), unbroken.memory.content(), 0)
+    agree(resumed.backend.memory.content(), unbroken.backend.memory.content(), 0)
 
 
 def test_alignment_takes_time_and_the_clock_can_count_it(caplog: pytest.LogCaptureFixture) -> None:

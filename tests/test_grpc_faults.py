@@ -27,6 +27,7 @@ from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.serve import Serving
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER
+from cutlayer.runs.checkpoint import read
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
@@ -117,7 +118,7 @@ def check_checkpoints(folder: Path) -> None:
     """Whatever is there under the name of a checkpoint is a whole one."""
     store = Folder(folder).store
     for number in store.rounds():
-        assert store.load(number)[0]["state"].round == number
+        assert read(store.path(number))[0]["state"].round == number
 
 
 def with_killed_server(run: Run, moments: Sequence[int], pool: Pool, keys: Path, path: Path) -> None:
@@ -335,14 +336,14 @@ def test_clients_whose_memory_is_newer_than_a_restored_server_download(
         with opened("hosfl", "two-part", five_keys, board()) as (there, address):
             clients.order(five(address, five_keys, tmp_path / "state", range(5)))
             saved = there.round(there.start())
-            ledger, memory = there.ledger.content(), there.memory.content()
+            ledger, memory = there.ledger.content(), there.backend.memory.content()
             there.round(saved)  # of which the restored server knows nothing
             assert there.ledger.totals["down_setup"] == ledger["totals"]["down_setup"]
             for session in there.backend.sessions.present().values():
                 there.backend.sessions.leave(session.client, session.number, "the server stops for now")
             there.ledger.restore(ledger)
             there.backend.memory = KnownVersions()
-            there.memory.restore(memory)
+            there.backend.memory.restore(memory)
             state = there.round(there.round(saved))
         assert {clients.hear("left")[1] for _ in range(5)} == {OVER}
     reference = simulation(method_of("hosfl"), images(), clients_of(), batching=CASES["hosfl"].batching)

@@ -81,7 +81,7 @@ def test_who_slept_has_the_bits_of_who_was_awake(
             assert same(kept(sim, j).value, state.client.tree)
     assert sim.backend.engine is not None and sim.backend.engine.name == engine
     assert float((flat(state.client.tree.params) - flat(start.client.tree.params)).abs().min()) > 0
-    assert 4 not in sim.memory.of(PART)
+    assert 4 not in sim.backend.memory.of(PART)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -234,7 +234,7 @@ def test_a_client_that_lost_its_part_downloads_it(engine: str, monkeypatch: pyte
     method = hosfl(smooth(torch.float32), OPTIMISERS["momentum"])
     sim, whole = world(method, engine=engine), world(method, engine=engine)
     state = states(sim, 3)[-1]
-    del sim.memory.of(PART)[1]
+    del sim.backend.memory.of(PART)[1]
     state, down = spent(sim, state, 1)
     assert down == {"down_setup": 8 * NUM_LOWER, "down_settings": 8, "down_slopes": 16 * P}
     expected = states(whole, 4)[-1]
@@ -322,7 +322,7 @@ def test_choosing_an_engine_leaves_no_memory() -> None:
     sim, plain = (world(hosfl(), engine=engine) for engine in ("vmap", "loop"))
     sim.round(sim.start())
     plain.round(plain.start())
-    assert sim.memory.of(PART).keys() == plain.memory.of(PART).keys() and kept(sim, 0).version == 1
+    assert sim.backend.memory.of(PART).keys() == plain.backend.memory.of(PART).keys() and kept(sim, 0).version == 1
     assert sim.ledger.content() == plain.ledger.content()
 
 

@@ -73,7 +73,7 @@ def test_what_leaves_is_what_the_methods_functions_give() -> None:
 
 def method_of(run: Run) -> methods.Method:
     data = build.dealt(run).data.take([0, 1])
-    return build.method(run, build.model_of(run, data))
+    return build.planned_method(run, build.model_of(run, data), data, run.clients)[0]
 
 
 REFUSED = {

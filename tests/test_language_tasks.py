@@ -158,7 +158,6 @@ class TestFiles:
 
 class TestTokens:
     TASK = Task(
-        name="sst2",
         answers=(" bad", " good"),
         train=Prompts(["a fine film It was", "dull It was"], [1, 0]),
         test=Prompts(["dull It was"], [0]),

@@ -140,9 +140,3 @@ def test_a_problem_of_numbers_that_make_no_sense(problem: Problem) -> None:
         with pytest.raises(ConfigError) as caught:
             replace(problem, **changes)  # type: ignore[arg-type]
         assert str(caught.value) == told
-
-
-def test_bounds_are_equal_by_their_numbers(problem: Problem) -> None:
-    same = replace(problem.bound, noise=problem.bound.noise.copy())
-    assert same == problem.bound and hash(same) == hash(problem.bound)
-    assert replace(same, gap=2 * same.gap) != same

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from cutlayer.data import load, speech
-from cutlayer.data.logmel import FLOOR, log_mel, mel_filters
 from cutlayer.data.partition import Natural
-from cutlayer.data.shakespeare import ALPHABET, STRIDE, decoded, encoded, windows
+from cutlayer.data.shakespeare import ALPHABET, STRIDE, encoded, windows
+from cutlayer.data.speech import FLOOR, log_mel, mel_filters
 from cutlayer.errors import DataError
 
 
@@ -203,6 +203,10 @@ def test_ham10000_in_part(tmp_path):
 def speech_of(num, seed=0):
     """So many characters, no two windows of them alike."""
     return "".join(np.random.default_rng(seed).choice(list(ALPHABET.replace("\n", "").replace(" ", "")), num))
+
+
+def decoded(indices):
+    return "".join(ALPHABET[i] for i in indices)
 
 
 def texts_of(arrays):

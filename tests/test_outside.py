@@ -124,6 +124,20 @@ def test_a_meter_reports_in_the_metrics_and_goes_on_with_its_run(engine: str, tm
     assert folder.run().meters == ("steps",)
 
 
+def test_a_meter_that_learnt_to_be_restored_starts_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after = METER.index("    def content"), METER.index("    def metrics")
+    load(tmp_path, METER[:before] + METER[after:])
+    folder = Folder(tmp_path / "run")
+    given = replace(SMALL, meters=("steps",))
+    execute(given, folder)
+    (tmp_path / "newer").mkdir()
+    registry.TABLES["METERS"].data.pop("steps")
+    load(tmp_path / "newer", METER)
+    execute(replace(given, rounds=4), folder, resume=True)
+    assert [record["client_steps"] for record in folder.history()] == [12, 24, 12, 24]
+    assert caplog.messages == [f"{folder.path}: the checkpoint has no state of the meter Steps, so it starts over"]
+
+
 def test_a_data_set_trains_and_is_written_down(tmp_path: Path) -> None:
     load(tmp_path, DATA)
     folder = Folder(tmp_path / "run")

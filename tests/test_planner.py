@@ -39,7 +39,7 @@ def test_joint_finds_the_best_of_all_plans() -> None:
     compared = 0
     for seed in range(12):
         problem = replace(at_random(seed, layers=5), samples=np.full(3, 50))
-        if (batch_sizes.table(problem).capacity[:, 0] < 1).any():
+        if (problem.table.capacity[:, 0] < 1).any():
             continue
         best = np.inf
         for cuts in all_cuts(3, 5):

@@ -393,12 +393,12 @@ def test_another_gpu_is_warned_of(
 
 def test_a_checkpoint_is_committed_after_its_metrics_line(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     lines_at_commit: list[int] = []
-    write = checkpoint._write
+    write = checkpoint.write_to_disk
 
     def count(path: Path, data: bytes) -> None:
         lines_at_commit.append(len(folder.history()))
         write(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write", count)
+    monkeypatch.setattr(checkpoint, "write_to_disk", count)
     execute(SMALL, folder)
     assert lines_at_commit == [1, 2, 3, 4, 5]

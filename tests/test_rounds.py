@@ -192,7 +192,7 @@ def served(given: Run) -> None:
 
 def from_python(given: Run) -> None:
     data, partition, _, _ = build.dealt(given)
-    planned = build.method(given, build.model_of(given, data))
+    planned, _ = build.planned_method(given, build.model_of(given, data), data, given.clients)
     cutlayer.train(planned, data, partition, rounds=1, batching=given.batching, per_round=given.per_round)
 
 

@@ -1,4 +1,4 @@
-"""Data: arrays, where they come from, and how they are dealt to clients.
+"""Data: samples in memory, the data sets and files they come from, and their partition among clients.
 
 Imports: core, errors, registry.
 """

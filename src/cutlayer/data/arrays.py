@@ -1,8 +1,8 @@
-"""Samples in memory: inputs, targets and, where it is known, whose they are, with one common first dimension."""
+"""Samples in memory: inputs, targets and optional groups; the first dimension of each is the samples."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cutlayer import registry
 from cutlayer.core import tree
 from cutlayer.core.keys import generator
-from cutlayer.errors import ConfigError, DataError, UnknownNameError
+from cutlayer.errors import ConfigError, DataError
 
 Inputs = Tensor | dict[str, Tensor]
 Index = Tensor | NDArray[Any] | Sequence[int]
@@ -20,9 +21,10 @@ Index = Tensor | NDArray[Any] | Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrays:
-    """Inputs x and targets y of the same samples, checked once when they are made.
+    """Inputs x and targets y of the same samples, checked once when they are created.
 
-    A group is whose sample it is: a speaker, a writer, a role in a play. The natural partition makes clients of groups.
+    A sample's group says where it comes from: a speaker, a writer, a role in a play. The natural partition makes each
+    group a client.
     """
 
     x: Inputs
@@ -43,33 +45,30 @@ class Arrays:
         return len(self.y)
 
     def take(self, index: Index) -> "Arrays":
-        """The samples of these indices (or of a mask), in that order."""
+        """Return the samples of these indices (or of a mask), in that order."""
         rows = torch.as_tensor(index, device=self.y.device)
         if not rows.numel():
-            rows = rows.long()  # an empty list has no integer type of its own
+            rows = rows.long()  # torch gives an empty list a float type
         return self._mapped(lambda a: a[rows.to(a.device)])
 
     def to(self, device: torch.device | str) -> "Arrays":
-        """The same samples on another device."""
+        """Return the same samples on another device."""
         return self._mapped(lambda a: a.to(device))
 
     def cast(self, dtype: torch.dtype) -> "Arrays":
-        """The same samples with floating-point inputs and targets in this type; integers stay."""
+        """Return the same samples with floating-point inputs and targets in this type; integers stay."""
         return self._mapped(lambda a: a.to(dtype) if a.is_floating_point() else a)
 
     def of_groups(self, names: Collection[str]) -> "Arrays":
-        """The samples of the groups of these names, in their old order."""
+        """Return the samples of the groups of these names, in their old order."""
         if self.groups is None:
             raise DataError("the samples have no groups to choose from; give each sample its group")
         index = {name: i for i, name in enumerate(self.group_names)}
-        for name in names:
-            if name not in index:
-                raise UnknownNameError("group", name, index)
-        chosen = torch.tensor([index[name] for name in names], dtype=torch.int64, device=self.groups.device)
-        return self.take(torch.isin(self.groups, chosen))
+        chosen = [registry.find("group", index, name) for name in names]
+        return self.take(torch.isin(self.groups, torch.tensor(chosen, dtype=torch.int64, device=self.groups.device)))
 
     def _mapped(self, fn: Callable[[Tensor], Tensor]) -> "Arrays":
-        # A copy skips __post_init__: what was valid stays valid, and a check would make the host wait for the device.
+        # A copy skips the checks of __post_init__: the values stay valid, and checks would wait for the device.
         new = copy.copy(self)
         object.__setattr__(new, "x", tree.map(fn, self.x))
         object.__setattr__(new, "y", fn(self.y))
@@ -78,8 +77,9 @@ class Arrays:
         return new
 
 
-def _named(x: Inputs) -> list[tuple[str, Tensor]]:
-    return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, dict) else [("x", x)]
+def _named(x: Any) -> list[tuple[str, Any]]:
+    """Return inputs with their names in messages."""
+    return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, Mapping) else [("x", x)]
 
 
 def _check_length(name: str, value: Tensor, y: Tensor) -> None:
@@ -121,13 +121,13 @@ def _check_groups(groups: Tensor, names: tuple[str, ...], num_samples: int) -> N
 
 
 def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Sequence[Any] | None = None) -> Arrays:
-    """Arrays from numpy arrays, tensors or a dict of them.
+    """Make Arrays from numpy arrays, tensors or a dict of them.
 
     uint8 inputs are images: they become float32 in [0, 1]. Other numpy inputs become float32 (from float64) or int64
-    (from integers); other tensors keep their type. Integer targets become int64, and where they are one number a
-    sample and num_classes is not given they are classes 0 to their maximum: give num_classes where a class may be
-    absent. Float targets are a regression. Integer targets of more dimensions (tokens) have no classes unless given.
-    Groups are one name or number a sample: whose it is.
+    (from integers); other tensors keep their type. Integer targets become int64. If they are one number a sample and
+    num_classes is not given, the classes are 0 to their maximum: give num_classes if a class may be absent. Float
+    targets make a regression. Integer targets of more dimensions (tokens) have no classes unless given. `groups` is one
+    name or number a sample.
     """
     inputs = {str(k): _input(v, f"x[{k!r}]") for k, v in x.items()} if isinstance(x, Mapping) else _input(x, "x")
     targets = _tensor(y, "y")
@@ -135,16 +135,12 @@ def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Seque
         targets = targets.long()
         if num_classes is None and targets.dim() == 1 and len(targets):
             num_classes = max(int(targets.max()) + 1, 1)
+    arrays = Arrays(x=inputs, y=targets, num_classes=num_classes)
     if groups is None:
-        return Arrays(x=inputs, y=targets, num_classes=num_classes)
+        return arrays
     names, index = np.unique(np.asarray(groups), return_inverse=True)
-    return Arrays(
-        x=inputs,
-        y=targets,
-        num_classes=num_classes,
-        groups=torch.from_numpy(index.astype(np.int64)),
-        group_names=tuple(str(name) for name in names),
-    )
+    numbers = torch.from_numpy(index.astype(np.int64))
+    return replace(arrays, groups=numbers, group_names=tuple(str(name) for name in names))
 
 
 def _input(value: Any, name: str) -> Tensor:
@@ -166,33 +162,29 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 
 def from_dataset(dataset: Any, num_classes: int | None = None) -> Arrays:
-    """Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
+    """Make Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
 
-    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (as PIL's),
-    which is put channels first.
+    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (such as
+    PIL's), whose channels are put first.
     """
     num_items = len(dataset)
     if not num_items:
         raise DataError("the data set has no items; give at least one")
-    items = [_item(dataset[i], i) for i in range(num_items)]
+    pairs = [_pair(dataset[i], i) for i in range(num_items)]
+    items = [{name: _value(value) for name, value in (*_named(x), ("y", y))} for x, y in pairs]
     for i, item in enumerate(items):
         _check_alike(item, items[0], i)
-    stacked = {path: _stack([item[path] for item in items]) for path in items[0]}
-    y = stacked.pop(("y",))
-    x = stacked[("x",)] if ("x",) in stacked else {path[1]: value for path, value in stacked.items()}
+    *inputs, y = (_stack([item[name] for item in items]) for name in items[0])
+    first = pairs[0][0]
+    x = dict(zip(first, inputs, strict=True)) if isinstance(first, Mapping) else inputs[0]
     return from_arrays(x, y, num_classes)
 
 
-Path = tuple[str, ...]  # ("x",), ("x", key) or ("y",)
-
-
-def _item(item: Any, i: int) -> dict[Path, Any]:
-    """The values of one item, flat."""
+def _pair(item: Any, i: int) -> tuple[Any, Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"item {i} of the data set is a {type(item).__name__}, not a pair (x, y); return both from it")
     x, y = item
-    parts: dict[Path, Any] = {("x", str(k)): v for k, v in x.items()} if isinstance(x, Mapping) else {("x",): x}
-    return {path: _value(value) for path, value in {**parts, ("y",): y}.items()}
+    return x, y
 
 
 def _value(value: Any) -> Any:
@@ -204,20 +196,16 @@ def _value(value: Any) -> Any:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # an image object: height, width, channels
 
 
-def _check_alike(item: dict[Path, Any], first: dict[Path, Any], i: int) -> None:
+def _check_alike(item: dict[str, Any], first: dict[str, Any], i: int) -> None:
     if item.keys() != first.keys():
-        ours, theirs = (", ".join(_name(path) for path in one) for one in (item, first))
+        ours, theirs = ", ".join(item), ", ".join(first)
         raise DataError(f"item {i} of the data set has {ours}, item 0 has {theirs}; give every item the same keys")
-    for path, value in item.items():
-        if tuple(value.shape) != tuple(first[path].shape):
+    for name, value in item.items():
+        if tuple(value.shape) != tuple(first[name].shape):
             raise DataError(
-                f"item {i} of the data set has {_name(path)} of shape {tuple(value.shape)}, item 0 has "
-                f"{tuple(first[path].shape)}; bring all items to one shape, for example by resizing or padding"
+                f"item {i} of the data set has {name} of shape {tuple(value.shape)}, item 0 has "
+                f"{tuple(first[name].shape)}; bring all items to one shape, for example by resizing or padding"
             )
-
-
-def _name(path: Path) -> str:
-    return path[0] + "".join(f"[{key!r}]" for key in path[1:])
 
 
 def _stack(values: list[Any]) -> Any:
@@ -225,7 +213,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def split_off(arrays: Arrays, fraction: float, key: int) -> tuple[Arrays, Arrays]:
-    """(rest, held out): a random fraction of the samples, at least one on either side, both in their old order."""
+    """Hold out a random fraction of the samples: return (rest, held out), at least one each, in their old order."""
     if not 0 < fraction < 1:
         raise ConfigError(f"cannot hold out a fraction of {fraction}; give a number between 0 and 1")
     if len(arrays) < 2:

@@ -1,4 +1,4 @@
-"""Random changes of training images, made where the images are, whole stacks at a time."""
+"""Random augmentation of training images, on their device and for a whole stack at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from cutlayer.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Random changes of training images, drawn for each sample from the step's key; off where 0 or False.
+    """Random changes of training images, drawn for each sample from the step's key; 0 or False turns one off.
 
-    What comes in from outside of the image is 0: the mean, as images are standardised.
+    Pixels from outside of the image are 0, which is the mean of standardised images.
     """
 
-    crop: int = 0  # pad by so many pixels and cut the old size out at a random place
-    flip: bool = False  # left and right, for half of the images
-    vertical_flip: bool = False  # up and down, for half of the images
-    rotate: float = 0.0  # up to so many degrees, either way
+    crop: int = 0  # pad by so many pixels, then crop to the old size at a random place
+    flip: bool = False  # mirror half of the images, left and right
+    vertical_flip: bool = False  # mirror half of the images, up and down
+    rotate: float = 0.0  # by up to so many degrees in either direction
 
     def __post_init__(self) -> None:
         whole = isinstance(self.crop, int) and not isinstance(self.crop, bool)
@@ -36,7 +36,7 @@ class Augment:
         check(degrees, "rotate", self.rotate, "a number of degrees from 0 to 180")
 
     def __call__(self, x: Tensor, keys: Sequence[int]) -> Tensor:
-        """x: (clients, samples, channels, height, width) on any device, one key a client."""
+        """Augment x (clients, samples, channels, height, width) with one key a client."""
         if not (self.crop or self.flip or self.vertical_flip or self.rotate):
             return x
         if x.dim() != 5 or len(x) != len(keys):
@@ -55,9 +55,9 @@ class Augment:
         return images.reshape(x.shape)
 
     def _draws(self, num: int, key: int) -> NDArray[np.float64]:
-        """For each sample: the place to cut at (down, right), whether to flip (up and down, left and right), a turn.
+        """Draw for each sample: where to crop (down, right), whether to flip (up and down, left and right), and a turn.
 
-        All are drawn whichever are on, so that one option does not change what another does.
+        All are drawn whichever are on, so that no option changes the draws of another.
         """
         draws = generator(key, "augment").random((num, 5))
         draws[:, :2] = np.floor(draws[:, :2] * (2 * self.crop + 1))
@@ -66,7 +66,7 @@ class Augment:
         return draws
 
     def _placed(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Cut out of the padded images, then flipped: one look-up of where each pixel comes from."""
+        """Crop the padded images and flip them, with one look-up of where each pixel comes from."""
         height, width = images.shape[2:]
         down, right, upside_down, mirrored = draws[:, :, None]
         rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
@@ -80,9 +80,9 @@ class Augment:
 
 
 def rotated(images: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(images, channels, height, width), each turned anticlockwise by an angle of this cosine and sine.
+    """Rotate images (images, channels, height, width) anticlockwise by the angles of these cosines and sines.
 
-    Pixels are read between pixels of the old image, bilinearly, and turn about its centre.
+    The centre stays in place, and pixels are interpolated bilinearly.
     """
     height, width = images.shape[2:]
     cos, sin = cos[:, None, None], sin[:, None, None]
@@ -99,7 +99,7 @@ def rotated(images: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pixel at each place (images, height, width), 0 outside."""
+    """Return the pixels at these places (images, height, width), 0 outside of the image."""
     height, width = images.shape[2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     places = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)

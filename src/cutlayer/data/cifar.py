@@ -1,12 +1,13 @@
 """CIFAR-10 and CIFAR-100 in their two published forms: the binary version and the Python version.
 
-The Python version is a pickle, and a pickle may call any function it names. This reader gives it none: each name that a
-CIFAR batch uses is answered with a harmless stand-in of ours, and any other name is refused.
+The Python version is a pickle, and a pickle may call any function that it names. This reader imports none: it answers
+each name that a CIFAR batch uses with a harmless stand-in, and refuses any other name.
 """
 
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,41 +17,6 @@ from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_o
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-
-
-def binary(folder_name: str, train: list[str], test: str, label_bytes: int) -> FileForm[Sets]:
-    """Records of label bytes and pixels; the last label byte is the class (CIFAR-100 has the coarse one before it)."""
-
-    def read_file(path: Path) -> Images:
-        data = np.frombuffer(read_bytes(path), np.uint8)
-        record = label_bytes + PIXELS
-        if not len(data) or len(data) % record:
-            raise bad_file(path, f"it has {len(data)} bytes, not a positive multiple of {record}")
-        rows = data.reshape(-1, record)
-        return Images(rows[:, label_bytes:].reshape(-1, *SHAPE), rows[:, label_bytes - 1].astype(np.int64))
-
-    return _batches(folder_name, train, test, read_file)
-
-
-def python(folder_name: str, train: list[str], test: str, label_key: str) -> FileForm[Sets]:
-    """One dict of data and labels a file."""
-
-    def read_file(path: Path) -> Images:
-        batch = _unpickled(path)
-        labels = batch.get(label_key)
-        if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-            raise bad_file(path, f"it has no list of numbers under {label_key!r}")
-        try:
-            x, y = batch["data"].as_bytes(), np.array(labels, dtype=np.int64)
-        except OverflowError as error:
-            raise bad_file(path, "it has a label of more than 64 bits") from error
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
-            raise bad_file(path, "it has no array of unsigned bytes under 'data'") from error
-        if x.shape != (len(labels), PIXELS):
-            raise bad_file(path, f"it holds data of shape {x.shape} for {len(labels)} labels")
-        return Images(x.reshape(-1, *SHAPE), y)
-
-    return _batches(folder_name, train, test, read_file)
 
 
 def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[[Path], Images]) -> FileForm[Sets]:
@@ -64,18 +30,45 @@ def _batches(folder_name: str, train: list[str], test: str, read_file: Callable[
     return FileForm(f"{folder_name}/", read)
 
 
+def _read_binary(path: Path, *, label_bytes: int) -> Images:
+    """Read records of label bytes and pixels; the last label byte is the class (in CIFAR-100 after a coarse one)."""
+    data = np.frombuffer(read_bytes(path), np.uint8)
+    record = label_bytes + PIXELS
+    if not len(data) or len(data) % record:
+        raise bad_file(path, f"it has {len(data)} bytes, not a positive multiple of {record}")
+    rows = data.reshape(-1, record)
+    return Images(rows[:, label_bytes:].reshape(-1, *SHAPE), rows[:, label_bytes - 1].astype(np.int64))
+
+
+def _read_python(path: Path, *, label_key: str) -> Images:
+    """Read a pickled dict of data and labels."""
+    batch = _unpickled(path)
+    labels = batch.get(label_key)
+    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise bad_file(path, f"it has no list of numbers under {label_key!r}")
+    try:
+        x, y = batch["data"].as_bytes(), np.array(labels, dtype=np.int64)
+    except OverflowError as error:
+        raise bad_file(path, "it has a label of more than 64 bits") from error
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise bad_file(path, "it has no array of unsigned bytes under 'data'") from error
+    if x.shape != (len(labels), PIXELS):
+        raise bad_file(path, f"it holds data of shape {x.shape} for {len(labels)} labels")
+    return Images(x.reshape(-1, *SHAPE), y)
+
+
 class _Type:
-    """Stands in for numpy.dtype: its name."""
+    """Stands in for numpy.dtype; keeps its name."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         self.name = name.decode("latin1") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and flags mean nothing for single bytes."""
+        """Ignore byte order and flags, which mean nothing for single bytes."""
 
 
 class _Array:
-    """Stands in for a numpy array: its shape, type and bytes, not yet an array."""
+    """Stands in for a numpy array; keeps its shape, type and bytes."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -127,11 +120,12 @@ def _unpickled(path: Path) -> dict[Any, Any]:
 
 
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
+BINARIES = [f"{batch}.bin" for batch in BATCHES]
 CIFAR10 = (
-    binary("cifar-10-batches-bin", [f"{batch}.bin" for batch in BATCHES], "test_batch.bin", label_bytes=1),
-    python("cifar-10-batches-py", BATCHES, "test_batch", label_key="labels"),
+    _batches("cifar-10-batches-bin", BINARIES, "test_batch.bin", partial(_read_binary, label_bytes=1)),
+    _batches("cifar-10-batches-py", BATCHES, "test_batch", partial(_read_python, label_key="labels")),
 )
 CIFAR100 = (
-    binary("cifar-100-binary", ["train.bin"], "test.bin", label_bytes=2),
-    python("cifar-100-python", ["train"], "test", label_key="fine_labels"),
+    _batches("cifar-100-binary", ["train.bin"], "test.bin", partial(_read_binary, label_bytes=2)),
+    _batches("cifar-100-python", ["train"], "test", partial(_read_python, label_key="fine_labels")),
 )

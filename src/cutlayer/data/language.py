@@ -1,13 +1,13 @@
-"""Texts for language models: tasks put as a prompt and a choice of answers, and plain text.
+"""Texts for language models: tasks with a prompt and a choice of answers, and plain text.
 
-A task's prompt ends where the answer would begin, so what the model says next is its choice. Texts become arrays with
-the tokenizer of a model, padded on the left with -1: a tokenizer needs no token for padding.
+A task's prompt ends where the answer begins, so the model's next token is its choice. The tokenizer of a model turns
+texts into arrays, padded on the left with -1, so a tokenizer needs no padding token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,23 +20,14 @@ from cutlayer.errors import DataError
 
 PADDING = -1
 MAX_LENGTH = 256
-TEST = 0.1  # of a plain text, at its end
-STEM = "a"  # any text: what the tokenizer puts before it begins every prompt
+TEST = 0.1  # the last part of a plain text
+STEM = "a"  # any text, to see which token the tokenizer puts in front
 
 Sets = tuple[Arrays, Arrays]
 
 
-class Texts(Protocol):
-    """What a tokenizer turns into a training and a test set."""
-
-    @property
-    def answers(self) -> tuple[str, ...]: ...
-
-    def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets: ...
-
-
 class Prompts(NamedTuple):
-    """Prompts and the number of the right answer to each."""
+    """Prompts, and the number of the right answer to each."""
 
     texts: list[str]
     labels: list[int]
@@ -44,15 +35,14 @@ class Prompts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Prompts, and the answers between which a model chooses."""
+    """Prompts, and the answers that a model chooses from."""
 
-    name: str
     answers: tuple[str, ...]
     train: Prompts
     test: Prompts
 
     def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets:
-        """Tokens padded to the longest prompt; of one that is longer than max_length the end is kept."""
+        """Return tokens padded to the longest prompt; a prompt longer than max_length keeps its end."""
         first, second = (self._arrays(prompts, tokenizer, max_length) for prompts in (self.train, self.test))
         return first, second
 
@@ -63,14 +53,13 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainText:
-    """A text of which every next token is to be told; its end is test data."""
+    """A text of which every next token is predicted; its end is the test set."""
 
     path: Path
     text: str
-    answers: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> Sets:
-        """Windows of max_length tokens side by side, and the token that follows each."""
+        """Return consecutive windows of max_length tokens, and the next token at each position."""
         tokens = torch.tensor(tokenizer(self.text, add_special_tokens=False)["input_ids"])
         num_windows = (len(tokens) - 1) // max_length
         if num_windows < 2:
@@ -82,8 +71,11 @@ class PlainText:
         return Arrays(x=x[first], y=y[first]), Arrays(x=x[last], y=y[last])
 
 
+Texts = Task | PlainText  # what a tokenizer turns into a training and a test set
+
+
 def tokens_of(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[list[int]]:
-    """The tokens of each text: its beginning token where the tokenizer puts one, then as much of its end as fits."""
+    """Return the tokens of each text: the start token, if the tokenizer adds one, then as much of its end as fits."""
     begun = tokenizer(STEM)["input_ids"]
     begin = begun[:1] if tokenizer.bos_token_id is not None and begun[:1] == [tokenizer.bos_token_id] else []
     room = max_length - len(begin)
@@ -93,7 +85,7 @@ def tokens_of(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[lis
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of tokens as one tensor, padded on the left."""
+    """Return rows of tokens as one tensor, padded on the left."""
     width = max(len(row) for row in rows)
     x = np.full((len(rows), width), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -103,70 +95,54 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """How rows of a table become prompts with an answer."""
+    """How the rows of a table become prompts with an answer."""
 
     folders: tuple[str, ...]  # below the data folder
     columns: tuple[str, ...]
     prompt: Callable[[Row], str]
-    labels: Mapping[str, int]  # by what stands in the files
+    labels: Mapping[str, int]  # by the label in the files
     answers: tuple[str, ...]
 
     def prompts(self, name: str, tables: list[TableFile]) -> Prompts:
         texts, labels = [], []
         for path, rows in tables:
             for number, row in enumerate(rows):
-                texts.append(self._prompt(path, number, row))
-                labels.append(self._label(name, path, number, row))
+                for column in self.columns:
+                    if not isinstance(row.get(column), str):
+                        raise bad_file(path, f"row {number} has no text in the column {column!r}")
+                texts.append(self.prompt(row))
+                labels.append(self._label(f"{name}: row {number} of {path}", row.get("label")))
         return Prompts(texts, labels)
 
-    def _prompt(self, path: Path, number: int, row: Row) -> str:
-        for column in self.columns:
-            if not isinstance(row.get(column), str):
-                raise bad_file(path, f"row {number} has no text in the column {column!r}")
-        return self.prompt(row)
-
-    def _label(self, name: str, path: Path, number: int, row: Row) -> int:
-        label = str(row.get("label"))
-        if label not in self.labels:
+    def _label(self, where: str, label: Any) -> int:
+        if str(label) not in self.labels:
             raise DataError(
-                f"{name}: row {number} of {path} has the label {row.get('label')!r}, for which there is no answer; "
+                f"{where} has the label {label!r}, for which there is no answer; "
                 f"labels are {', '.join(self.labels)} for {' and '.join(repr(a.strip()) for a in self.answers)}. "
                 "Correct it or remove the row."
             )
-        return self.labels[label]
-
-
-def _sst2(row: Row) -> str:
-    return f"{row['text'].strip()} It was"
-
-
-def _rte(row: Row) -> str:
-    return f'{row["premise"]}\nDoes this mean that "{row["hypothesis"]}" is true? Yes or No?'
-
-
-def _wsc(row: Row) -> str:
-    return f'{row["text"]}\nDoes the pronoun "{row["span2"]}" refer to "{row["span1"]}"? Yes or No?'
+        return self.labels[str(label)]
 
 
 DEFINITIONS = {
     "sst2": Definition(
         folders=("sst2", "SST-2"),
         columns=("text",),
-        prompt=_sst2,
+        prompt=lambda row: f"{row['text'].strip()} It was",
         labels={"0": 0, "1": 1},
         answers=(" bad", " good"),
     ),
     "rte": Definition(
         folders=("rte", "RTE"),
         columns=("premise", "hypothesis"),
-        prompt=_rte,
+        prompt=lambda row: f'{row["premise"]}\nDoes this mean that "{row["hypothesis"]}" is true? Yes or No?',
         labels={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
         answers=(" Yes", " No"),
     ),
     "wsc": Definition(
         folders=("wsc", "WSC"),
         columns=("text", "span1", "span2"),
-        prompt=_wsc,
+        prompt=lambda row: f'{row["text"]}\nDoes the pronoun "{row["span2"]}" refer to "{row["span1"]}"? Yes or No?',
         labels={"False": 0, "True": 1, "0": 0, "1": 1},
         answers=(" No", " Yes"),
     ),
@@ -174,10 +150,10 @@ DEFINITIONS = {
 
 
 def defined(name: str, tables: Tables) -> Task:
-    """The task of this name from its rows."""
+    """Return the task of this name, made from its rows."""
     definition = DEFINITIONS[name]
     train, test = (definition.prompts(name, part) for part in tables)
-    return Task(name=name, answers=definition.answers, train=train, test=test)
+    return Task(answers=definition.answers, train=train, test=test)
 
 
 def _read_text(folder: Path) -> Texts | None:

@@ -1,4 +1,4 @@
-"""Partitions: which samples belong to which client. Every random choice is a function of the key."""
+"""Partitions: which samples belong to which client. All randomness is a function of the key."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Partition:
     """The sorted sample indices of each client."""
 
     clients: tuple[Ints, ...]
-    names: tuple[str, ...] = ()  # one a client; "0", "1", ... where the clients have no names of their own
+    names: tuple[str, ...] = ()  # one a client; "0", "1", ... by default
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -38,11 +38,11 @@ class Partition:
 
     @property
     def sizes(self) -> Ints:
-        """Samples of each client."""
+        """The number of samples of each client."""
         return np.array([len(c) for c in self.clients], dtype=np.int64)
 
     def histograms(self, labels: Labels, num_classes: int) -> Ints:
-        """Samples of each client (row) in each class (column)."""
+        """Return the number of samples of each client (row) in each class (column)."""
         known = _classes(labels)
         if len(known) and not 0 <= known.min() <= known.max() < num_classes:
             raise PartitionError(
@@ -53,7 +53,7 @@ class Partition:
         return np.array(rows, dtype=np.int64).reshape(len(self), num_classes)
 
     def js_divergence(self, labels: Labels, num_classes: int) -> Floats:
-        """Jensen-Shannon divergence, in bits, of each client's labels from balanced ones; NaN for an empty client."""
+        """Return each client's Jensen-Shannon divergence, in bits, from balanced labels; NaN for an empty client."""
         counts = self.histograms(labels, num_classes)
         with np.errstate(invalid="ignore"):
             own = counts / counts.sum(axis=1, keepdims=True)
@@ -68,7 +68,7 @@ def _entropy(p: Floats) -> Floats:
 
 
 def iid(num_samples: int, num_clients: int, *, key: int) -> Partition:
-    """Samples dealt at random; sizes differ by at most one."""
+    """Assign samples to clients at random; sizes differ by at most one."""
     _check_counts(num_samples, num_clients)
     owner = generator(key, "partition", "iid").permutation(np.arange(num_samples) % num_clients)
     return _by_owner(owner, num_clients)
@@ -84,7 +84,7 @@ def dirichlet(
     balance_cap: bool = False,
     max_tries: int = 1000,
 ) -> Partition:
-    """Each class is shared among the clients by a draw of Dir(alpha, ..., alpha), again until no client is too small.
+    """Divide each class among the clients by a draw of Dir(alpha, ..., alpha); redraw until no client is too small.
 
     balance_cap, as in NIID-Bench: a client that already holds its even share of all samples gets none of later classes.
     """
@@ -116,16 +116,16 @@ def dirichlet(
 def _dirichlet_counts(
     class_sizes: Ints, num_clients: int, alpha: float, cap: float, random: np.random.Generator
 ) -> Ints:
-    """Samples of each class (row) for each client (column); every sample is counted once."""
+    """Return the number of samples of each class (row) for each client (column); every sample is counted once."""
     counts = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
     held = np.zeros(num_clients, dtype=np.int64)
     for k, size in enumerate(class_sizes):
         shares = random.dirichlet(np.full(num_clients, alpha))
         if cap < math.inf:
-            open_ = held < cap  # never empty: fewer than all samples are dealt
+            open_ = held < cap  # some client is below the cap until all samples are assigned
             shares = np.where(open_, shares, 0.0)
             shares = shares / shares.sum() if shares.any() else open_ / open_.sum()
-        # Rounding the edges, not the shares, leaves no sample over.
+        # Round the edges, not the shares, so that every sample is assigned.
         edges = np.rint(np.cumsum(shares) * size).astype(np.int64).clip(0, size)
         edges[-1] = size
         counts[k] = np.diff(edges, prepend=0)
@@ -134,7 +134,7 @@ def _dirichlet_counts(
 
 
 def shards(labels: Labels, num_clients: int, *, shards_per_client: int = 2, key: int) -> Partition:
-    """Samples sorted by label, cut into equal shards, and dealt at random, so many shards a client."""
+    """Sort samples by label, cut them into equal shards, and give each client `shards_per_client` of them at random."""
     known = _classes(labels)
     _check_counts(len(known), num_clients)
     num_shards = shards_per_client * num_clients
@@ -151,7 +151,7 @@ def shards(labels: Labels, num_clients: int, *, shards_per_client: int = 2, key:
 
 
 def natural(keys_per_sample: Sequence[Any] | NDArray[Any]) -> Partition:
-    """One client for each distinct key (a writer, a speaker, a hospital), in the order of the sorted keys."""
+    """Make a client of each distinct key (a writer, a speaker, a hospital), in the order of the sorted keys."""
     if not len(keys_per_sample):
         raise PartitionError("a natural partition needs samples; got none")
     distinct, owner = np.unique(np.asarray(keys_per_sample), return_inverse=True)
@@ -214,8 +214,8 @@ class Dirichlet:
     """Uneven labels and sizes, by a Dirichlet draw per class."""
 
     alpha: float = 0.3  # small: uneven, large: even
-    min_size: int = 2  # draw again until every client has as many samples
-    balance_cap: bool = False  # no more samples for a client that holds its even share
+    min_size: int = 2  # redraw until every client has at least this many samples
+    balance_cap: bool = False  # a client that holds its even share gets no more samples
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
@@ -240,7 +240,7 @@ class Shards:
 class Natural:
     """One client for each of the data's own groups, or for some of them at random: speakers, roles in plays."""
 
-    min_size: int = 2  # a group with fewer samples is no client
+    min_size: int = 2  # groups with fewer samples are left out
 
     def draw(self, data: Arrays, num_clients: int, key: int) -> Partition:
         if data.groups is None:

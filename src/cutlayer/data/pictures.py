@@ -1,20 +1,25 @@
-"""Data sets of picture files, Tiny ImageNet and HAM10000: decoded with pillow once, then kept as an .npz file.
+"""Picture files, decoded with pillow: the data sets Tiny ImageNet and HAM10000, and folders of pictures by class.
 
-The .npz file lies beside the pictures and goes before them; remove it to have them decoded again.
+The data sets are resized, decoded once and then kept as an .npz file beside the pictures, which is read instead of
+them; remove it to decode the pictures again. The pictures of class folders are taken as they are.
 """
 
 import csv
 import logging
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cutlayer.core.keys import generator
-from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, read_bytes
-from cutlayer.data.kept import Array, keep
+from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, keep, read_bytes, reading
+from cutlayer.data.sample import Sample
 from cutlayer.errors import DataError
 
 log = logging.getLogger("cutlayer")
@@ -25,10 +30,14 @@ TINY_FOLDER = "tiny-imagenet-200"
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SKIN_FOLDERS = ("HAM10000_images_part_1", "HAM10000_images_part_2", "images")
 SKIN_TEST, SKIN_KEY = 0.2, 42
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
+MODES = {1: "L", 3: "RGB"}
+GREY = ("1", "L", "LA")
+DEEP = ("I", "F")  # modes of more than 8 bits, which pillow would clip to white
 
 
 def _read_tiny_imagenet(folder: Path) -> Sets | None:
-    """The published validation set is the test set; the published test set has no labels."""
+    """Read Tiny ImageNet; its validation set is the test set, as the published test set has no labels."""
     place = folder / TINY_FOLDER
     lists = files_of(place, [["wnids.txt"], ["val/val_annotations.txt"]])
     if lists is None:
@@ -51,14 +60,14 @@ def _halves(at: int) -> tuple[slice, slice]:
 
 
 def _read_ham10000(folder: Path) -> Sets | None:
-    """A fifth of the images, drawn by a fixed key, is the test set.
+    """Read HAM10000; a fifth of the images, drawn with a fixed key, is the test set.
 
-    Images are drawn, not lesions, as in published experiments: pictures of one lesion may be on both sides.
+    Images are drawn, not lesions, as in published experiments, so pictures of one lesion may be in both sets.
     """
     found = files_of(folder, [["HAM10000_metadata.csv"]])
     if found is None:
         return None
-    rows = sorted(_diagnoses(found[0]).items())  # the split must not hang on the order of the rows
+    rows = sorted(_diagnoses(found[0]).items())  # the split must not depend on the order of the rows
     paths = {p.stem: p for name in SKIN_FOLDERS for p in sorted((folder / name).glob("*.jpg"))}
     for image, _ in rows:
         if image not in paths:
@@ -71,7 +80,7 @@ def _read_ham10000(folder: Path) -> Sets | None:
 
 
 def _diagnoses(path: Path) -> dict[str, int]:
-    """The class of each image."""
+    """Return the class of each image."""
     classes = {}
     for row in csv.DictReader(_text(path).splitlines()):
         image, diagnosis = row.get("image_id"), row.get("dx")
@@ -95,26 +104,44 @@ def _pictures(place: Path, folder: str) -> list[Path]:
 
 
 def _decoded(name: str, paths: Sequence[Path]) -> Bytes:
-    """The pictures in RGB and of one size, channels first."""
-    image_module = _pillow(name)
+    """Return the pictures in RGB and in one size."""
+    image_module = pillow(name)
     log.info("%s: decoding %s images, once", name, f"{len(paths):,}")
-    x = np.empty((len(paths), *SHAPE), dtype=np.uint8)
+
+    def small(image: Any) -> Any:
+        return image.convert("RGB").resize((SIZE, SIZE), image_module.Resampling.BILINEAR)
+
+    return decode_all(image_module, paths, SHAPE, small)
+
+
+def decode_all(
+    image_module: Any, paths: Sequence[Path], shape: tuple[int, ...], convert: Callable[[Any], Any]
+) -> Bytes:
+    """Decode pictures into one array (pictures, channels, height, width), each as `convert` returns it."""
+    channels, *size = shape
+    x = np.empty((len(paths), *shape), dtype=np.uint8)
 
     def decode(i: int) -> None:
-        try:
-            with image_module.open(paths[i]) as image:
-                small = image.convert("RGB").resize((SIZE, SIZE), image_module.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise bad_file(paths[i], error) from error
-        x[i] = np.asarray(small).transpose(2, 0, 1)
+        with opened(image_module, paths[i]) as image:
+            x[i] = np.asarray(convert(image)).reshape(*size, channels).transpose(2, 0, 1)
 
-    with ThreadPoolExecutor() as pool:  # pillow lets other threads run while it decodes
-        for _ in pool.map(decode, range(len(paths))):
-            pass
+    with ThreadPoolExecutor() as pool:  # pillow releases the GIL while it decodes
+        list(pool.map(decode, range(len(paths))))
     return x
 
 
-def _pillow(name: str) -> Any:
+@contextmanager
+def opened(image_module: Any, path: Path) -> Iterator[Any]:
+    """Open a picture; if it cannot be opened or decoded, raise a DataError that names it."""
+    with (
+        reading(path, OSError, ValueError, SyntaxError, image_module.DecompressionBombError),
+        image_module.open(path) as image,
+    ):
+        yield image
+
+
+def pillow(name: str) -> Any:
+    """Import pillow's Image module, which decodes the images of this data set."""
     try:
         from PIL import Image
     except ImportError:
@@ -125,11 +152,83 @@ def _pillow(name: str) -> Any:
 
 
 def _kept(name: str, folder: Path, sets: Sets) -> Sets:
-    """The sets, written as <name>.npz for the next time where the folder can be written."""
-    arrays: dict[str, Array] = {"x_train": sets.train.x, "y_train": sets.train.y}
-    arrays |= {"x_test": sets.test.x, "y_test": sets.test.y}
+    """Cache the sets as <name>.npz, if the folder can be written, and return them."""
+    (x_train, y_train), (x_test, y_test) = sets
+    arrays: dict[str, Any] = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     keep(name, "the decoded images", folder / f"{name}.npz", arrays)
     return sets
+
+
+def read_class_folders(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
+    """Return the pictures of each class, ordered by file name, and their labels."""
+    folders = [entry for entry in entries_of(path) if entry.is_dir()]
+    labels = _numbered(path, [folder.name for folder in folders], sample)
+    pictures = [(file, k) for folder, k in zip(folders, labels, strict=True) for file in _pictures_of_class(folder)]
+    if not pictures:
+        raise DataError(f"the sub-folders of {path} hold no pictures; put {', '.join(SUFFIXES)} files into them")
+    paths = [file for file, _ in pictures]
+    image_module = pillow(str(path))
+    x = _as_stored(image_module, paths, _shape(image_module, paths[0], sample))
+    return torch.from_numpy(x), torch.tensor([k for _, k in pictures])
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are not hidden, sorted by name."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _numbered(path: Path, names: list[str], sample: Sample | None) -> list[int]:
+    """Return the class of each folder: its name if all names are numbers, else its position among them."""
+    if all(name.isdecimal() for name in names):
+        return [int(name) for name in names]
+    if sample is not None and sample.classes is not None and len(names) != sample.classes:
+        raise DataError(
+            f"{path} has {len(names)} sub-folders for {sample.classes} classes, so numbers by the order of their names "
+            "would differ from those of other devices; name each sub-folder by the number of its class"
+        )
+    log.info("%s: the classes are %s", path, _shortened(f"{k} {name}" for k, name in enumerate(names)))
+    return list(range(len(names)))
+
+
+def _pictures_of_class(folder: Path) -> list[Path]:
+    entries = entries_of(folder)
+    pictures = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in SUFFIXES]
+    if left_out := sorted(set(entries) - set(pictures)):
+        log.info("%s: left out, as no pictures: %s", folder, _shortened(entry.name for entry in left_out))
+    return pictures
+
+
+def _shortened(names: Iterable[str]) -> str:
+    return textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+
+
+def _shape(image_module: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
+    """Return the shape of a sample, by default that of the first picture."""
+    if sample is None:
+        with opened(image_module, first) as image:
+            return (1 if image.mode in GREY else 3, image.height, image.width)
+    if len(sample.shape) != 3 or sample.shape[0] not in MODES:
+        raise DataError(
+            f"{first} is a picture, but a sample here has the shape {sample.shape}; pictures are (1, height, width) "
+            "or (3, height, width): give the samples as an .npz file"
+        )
+    return sample.shape
+
+
+def _as_stored(image_module: Any, paths: list[Path], shape: tuple[int, ...]) -> Bytes:
+    channels, height, width = shape
+
+    def checked(image: Any) -> Any:
+        if image.size != (width, height):
+            raise DataError(
+                f"{image.filename} has {image.width} x {image.height} pixels (width x height), but a sample here has "
+                f"{width} x {height}; resize the pictures, on every device in the same way"
+            )
+        if image.mode.startswith(DEEP):
+            raise DataError(f"{image.filename} has pixels of more than 8 bits; save it with 8")
+        return image.convert(MODES[channels])
+
+    return decode_all(image_module, paths, shape, checked)
 
 
 TINY_IMAGENET = FileForm(f"{TINY_FOLDER}/", _read_tiny_imagenet)

@@ -1,4 +1,4 @@
-"""What one sample of a run is: all that devices agree on beforehand, since none may see the data of another."""
+"""The shape and type of a sample, on which devices agree in advance, as none may see the data of another."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ class Sample:
     shape: tuple[int, ...]  # of one input, such as (3, 32, 32)
     classes: int | None = None  # None: not a classification
     dtype: str = "float32"  # of the inputs; int64 for tokens
-    mean: tuple[float, ...] = ()  # of each channel, the first dimension of an input; empty: no standardisation
+    mean: tuple[float, ...] = ()  # of each channel (first dimension of an input); empty: no standardisation
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -42,10 +42,12 @@ class Sample:
         return DTYPES[self.dtype].is_floating_point
 
     def checked(self, arrays: Arrays) -> Arrays:
-        """The same samples in this type and with these classes; refused if they are anything but such samples."""
+        """Return samples converted to this type and these classes; refuse samples that do not fit."""
         if isinstance(arrays.x, dict):
             raise DataError(f"a sample has the inputs {', '.join(arrays.x)}; give one input of the shape {self.shape}")
-        self._check_shape(tuple(arrays.x.shape[1:]))
+        found = tuple(arrays.x.shape[1:])
+        if found != self.shape:
+            raise DataError(f"inputs have the shape {found}, but a sample here has {self.shape}; {self._mend(found)}")
         if self.classes is not None:
             check_labels(arrays.y, self.classes)
         if arrays.x.is_floating_point() and not self.is_float:
@@ -55,7 +57,7 @@ class Sample:
         return finite(replace(arrays, x=arrays.x.to(dtype), y=y, num_classes=self.classes))
 
     def standardised(self, arrays: Arrays) -> Arrays:
-        """Each channel less its mean, by its standard deviation; the same samples where there are none."""
+        """Subtract each channel's mean and divide by its standard deviation, if they are given."""
         if not self.mean or isinstance(arrays.x, dict):
             return arrays
         mean, std = (
@@ -63,10 +65,6 @@ class Sample:
             for values in (self.mean, self.std)
         )
         return replace(arrays, x=arrays.x.sub(mean).div_(std))
-
-    def _check_shape(self, found: tuple[int, ...]) -> None:
-        if found != self.shape:
-            raise DataError(f"inputs have the shape {found}, but a sample here has {self.shape}; {self._mend(found)}")
 
     def _mend(self, found: tuple[int, ...]) -> str:
         first, *rest = self.shape
@@ -79,7 +77,7 @@ class Sample:
 
 
 def check_labels(y: Tensor, classes: int) -> None:
-    """Refuse labels that are not one number of a class for each sample."""
+    """Refuse labels that are not one class number a sample."""
     if y.dim() != 1:
         raise DataError(f"labels have the shape {tuple(y.shape)}; give one number a sample")
     if y.is_floating_point():
@@ -93,7 +91,7 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 def finite(arrays: Arrays) -> Arrays:
-    """The same samples; refused if there are none, or if one is not of finite numbers."""
+    """Return the same samples; refuse an empty set, and values that are not finite."""
     if not len(arrays):
         raise DataError("there are no samples; give at least one")
     inputs = arrays.x.values() if isinstance(arrays.x, dict) else [arrays.x]

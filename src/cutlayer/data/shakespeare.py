@@ -1,26 +1,24 @@
-"""Shakespeare's roles as clients: 80 characters of what a role says, and the character that comes next.
+"""Shakespeare's roles as clients: a sample is 80 characters of what a role says, and the next character.
 
-LEAF's files are taken as they are. From a text, a role's speeches are joined in order, and a sample begins at every
-STRIDE-th character. LEAF has one at every character: four times the memory, for windows that are nearly the same.
+LEAF's files are used as they are. In a text, a role's speeches are joined in order, and a sample begins at every
+STRIDE-th character. In LEAF one begins at every character: four times the memory for nearly the same windows.
 
-Where the division is ours, the last fifth of a role's samples in time is test data. The samples that share a character
-with a training sample, its label included, are left out, and so is a role that keeps no sample on either side.
+If the files have no test set, the last fifth of each role's samples is test data. Test samples that share a character
+with a training sample or its label are left out, and so is a role without a training or a test sample.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
-from cutlayer.errors import DataError
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet
 
 Ints = NDArray[np.int64]
 
@@ -30,15 +28,11 @@ STRIDE = 4
 TEST = 0.2
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows of one role, in time, and the characters that follow them."""
+class Windows(NamedTuple):
+    """Windows of one role, in order of time, and the character after each."""
 
     x: Ints  # (samples, 80)
     y: Ints  # (samples,)
-
-    def take(self, part: slice) -> "Windows":
-        return Windows(self.x[part], self.y[part])
 
 
 Roles = Mapping[str, Windows]
@@ -46,21 +40,16 @@ Sets = tuple[Arrays, Arrays]
 
 
 def encoded(text: str) -> Ints:
-    """The index of each character in the alphabet; one that is not there counts as a space."""
-    table = np.full(129, ALPHABET.index(" "), dtype=np.int64)  # the last entry stands for all that is not ASCII
+    """Return the index of each character in the alphabet; unknown characters count as a space."""
+    table = np.full(129, ALPHABET.index(" "), dtype=np.int64)  # the last entry is for everything that is not ASCII
     table[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64)
     indices: Ints = table[codes.clip(max=128)]
     return indices
 
 
-def decoded(indices: Iterable[int]) -> str:
-    """The text of these indices."""
-    return "".join(ALPHABET[i] for i in indices)
-
-
 def windows(text: str, stride: int) -> Windows:
-    """The samples of a text, one at every stride-th character."""
+    """Return the samples of a text, one at every stride-th character."""
     codes = encoded(text)
     if len(codes) <= WINDOW:
         return Windows(np.empty((0, WINDOW), np.int64), np.empty(0, np.int64))
@@ -68,14 +57,15 @@ def windows(text: str, stride: int) -> Windows:
 
 
 def divided(path: Path, roles: Roles, stride: int) -> Sets:
-    """The first four fifths of each role's samples and, behind a gap, the last ones."""
-    apart = WINDOW // stride + 1  # samples from one to the first that shares no character with it
+    """Split each role's samples: the first four fifths to train and, after a gap, the last ones to test."""
+    apart = WINDOW // stride + 1  # distance to the next sample that shares no character
     train, test = {}, {}
     for name, samples in roles.items():
         num_train = int((1 - TEST) * len(samples.y))
         first_test = num_train - 1 + apart
         if num_train and first_test < len(samples.y):
-            train[name], test[name] = samples.take(slice(num_train)), samples.take(slice(first_test, None))
+            train[name] = Windows(samples.x[:num_train], samples.y[:num_train])
+            test[name] = Windows(samples.x[first_test:], samples.y[first_test:])
     if not train:
         raise bad_file(path, "no role in it says enough for a training and a test sample")
     return _arrays(train, sorted(train)), _arrays(test, sorted(train))
@@ -94,7 +84,7 @@ def _arrays(roles: Roles, names: list[str]) -> Arrays:
 
 
 def _from_speeches(path: Path, speeches: Iterable[tuple[str, str]]) -> Sets:
-    """Samples of pairs (role, what it says), in the order of the play."""
+    """Make samples of pairs (role, what it says), in the order of the play."""
     said: dict[str, list[str]] = {}
     for role, speech in speeches:
         said.setdefault(role, []).append(speech)
@@ -106,20 +96,12 @@ def _read_parquet(folder: Path) -> Sets | None:
     path = folder / "shakespeare_plays.parquet"
     if not path.is_file():
         return None
+    rows = read_parquet(path, extra="parquet", name="shakespeare: ")
     try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"shakespeare: {path} cannot be read without pyarrow; install it with: pip install 'cutlayer[parquet]'"
-        ) from None
-    try:
-        table = parquet.read_table(path).to_pydict()
-        plays, speakers, texts = table["play"], table["speaker"], table["text"]
-    except (OSError, ArrowException) as error:
-        raise bad_file(path, error) from error
+        speeches = [(f"{row['play']}/{row['speaker']}", row["text"]) for row in rows if row["text"]]
     except KeyError as error:
         raise bad_file(path, f"it has no column {error}") from error
-    return _from_speeches(path, ((f"{p}/{s}", t) for p, s, t in zip(plays, speakers, texts, strict=True) if t))
+    return _from_speeches(path, speeches)
 
 
 def _read_script(folder: Path) -> Sets | None:
@@ -128,7 +110,7 @@ def _read_script(folder: Path) -> Sets | None:
 
 
 def _speeches(path: Path) -> Iterator[tuple[str, str]]:
-    """Blocks of a line `Speaker:` and what is said; a block without such a line goes on with the last speaker."""
+    """Yield (speaker, speech) of each block; one without a line `Speaker:` belongs to the last speaker."""
     speaker = ""
     for block in re.split(r"\n\s*\n", read_bytes(path).decode("utf-8", errors="replace").strip()):
         head, _, rest = block.partition("\n")
@@ -141,7 +123,7 @@ def _speeches(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_leaf(folder: Path) -> Sets | None:
-    """train/*.json and test/*.json as LEAF divided them, or all_data/*.json, which is divided here."""
+    """Read train/*.json and test/*.json, or all_data/*.json, which is split here."""
     train, test, everything = (sorted((folder / name).glob("*.json")) for name in ("train", "test", "all_data"))
     if train and test:
         sets = [_leaf_roles(paths) for paths in (train, test)]

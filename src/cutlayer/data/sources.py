@@ -1,8 +1,8 @@
 """Named data sets: one built in, the others read from files that are already on disk.
 
-Images come out as float32 (samples, channels, height, width), standardised with the training set; see `images`.
-Recordings come out as images of their log-mel energies (`speech`), texts as indices of characters (`shakespeare`) or,
-for language models, as the tokens of a tokenizer (`language`).
+Images become float32 (samples, channels, height, width), scaled to [0, 1] and then standardised per channel with the
+training set. Recordings become images of their log-mel energies (`speech`), texts become indices of characters
+(`shakespeare`) or, for language models, the tokens of a tokenizer (`language`).
 """
 
 import os
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from cutlayer import registry
 from cutlayer.core.checks import check_type
 from cutlayer.data import cifar, language, pictures, shakespeare, speech
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, Images, Read, Sets, idx, npz
-from cutlayer.data.images import standardised
+from cutlayer.data.files import Bytes, FileForm, Images, Read, Sets, idx, npz
 from cutlayer.errors import DataError
 
 ROOT_VARIABLE = "CUTLAYER_DATA"
@@ -28,58 +29,89 @@ HOW_TO_SET = f"point {ROOT_VARIABLE} or --data at"
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set with its published division."""
+    """A data set with its training and its test set."""
 
     name: str
     train: Arrays
     test: Arrays
 
 
-Source = Callable[[Path | None], Dataset]  # a data set from the data folder, if there is one
+Source = Callable[[Path | None], Dataset]  # loads a data set; given the data folder, if there is one
 
 
 def names() -> list[str]:
-    """The data sets that can be loaded."""
+    """Return the names of the data sets that can be loaded."""
     return list(DATA)
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
-    """A data set by name; its files are looked for under root, by default the folder in CUTLAYER_DATA."""
+    """Load a data set by name; its files are searched under root, by default the folder in CUTLAYER_DATA."""
     found = registry.find("data set", DATA, name)(data_folder(root))
     check_type(f"what the data set {name!r} gives", found, Dataset, "with its training and its test samples")
     return found
 
 
 def task(name: str, root: Path | None = None) -> language.Texts:
-    """The texts of a task by name; the tokenizer of a model makes a data set of them."""
+    """Load the texts of a task by name; `encode` turns them into arrays with a tokenizer."""
     return registry.find("task", TASKS, name)(name, data_folder(root))
 
 
 def tokenised(name: str, tokenizer: Any, root: Path | None = None, max_length: int = language.MAX_LENGTH) -> Dataset:
-    """A task as the tokens of a model."""
+    """Load a task as a data set of tokens."""
     return Dataset(name, *task(name, root).encode(tokenizer, max_length))
 
 
 def data_folder(given: Path | None = None) -> Path | None:
-    """The folder that is given, or the one in CUTLAYER_DATA."""
+    """Return the given folder, or the one in CUTLAYER_DATA."""
     if given is not None and given.is_file():
         raise DataError(f"{given} is a file; data sets are looked for in a folder")
     return given or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
 
 
-Reader = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # the two sets from their name and the data folder
+Reader = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # training and test set, from the name and the data folder
 
 
 def _source(name: str, read: Reader) -> Source:
     return lambda root: Dataset(name, *read(name, root))
 
 
+def _standardised(name: str, sets: Sets, num_classes: int, white: int = 255) -> tuple[Arrays, Arrays]:
+    """Return the training and the test set as standardised float32; `white` is the largest pixel value."""
+    tables = _standard_values(sets.train.x, white)
+    return (
+        _arrays(f"{name}, training set", sets.train, tables, num_classes),
+        _arrays(f"{name}, test set", sets.test, tables, num_classes),
+    )
+
+
+def _standard_values(x: Bytes, white: int) -> list[NDArray[np.float32]]:
+    """Return what each pixel value becomes, by channel; computed from counts, without a float copy of the images."""
+    values = np.arange(256) / white
+    tables = []
+    for channel in range(x.shape[1]):
+        counts = np.bincount(x[:, channel].reshape(-1), minlength=256)
+        mean = values @ counts / max(counts.sum(), 1)
+        std = np.sqrt((values - mean) ** 2 @ counts / max(counts.sum(), 1))
+        tables.append(((values - mean) / (std or 1.0)).astype(np.float32))
+    return tables
+
+
+def _arrays(where: str, images: Images, tables: list[NDArray[np.float32]], num_classes: int) -> Arrays:
+    x = np.empty(images.x.shape, dtype=np.float32)
+    for channel, table in enumerate(tables):
+        x[:, channel] = table[images.x[:, channel]]
+    try:
+        return Arrays(x=torch.from_numpy(x), y=torch.tensor(images.y), num_classes=num_classes)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
 def _images(sets: Callable[[str, Path | None], Sets], num_classes: int, white: int = 255) -> Reader:
-    return lambda name, root: standardised(name, sets(name, root), num_classes, white)
+    return lambda name, root: _standardised(name, sets(name, root), num_classes, white)
 
 
 def _digits(_: str, __: Path | None) -> Sets:
-    """The built-in digits; of each class every fifth image is test data, so 1437 train and 360 test."""
+    """Return the built-in digits; every fifth image of a class is test data: 1437 to train and 360 to test."""
     with (files("cutlayer.data") / "digits.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         x, y = file["images"], file["labels"].astype(np.int64)
     is_test = np.zeros(len(y), dtype=bool)
@@ -88,7 +120,7 @@ def _digits(_: str, __: Path | None) -> Sets:
 
 
 def _from_files(*forms: FileForm[Read], folders: tuple[str, ...] = ("",)) -> Callable[[str, Path | None], Read]:
-    """The first form that is found, folder by folder."""
+    """Return a reader of the first form that is found in these folders."""
 
     def read(name: str, root: Path | None) -> Read:
         expected = _either([form.expected for form in forms])
@@ -108,7 +140,7 @@ def _from_files(*forms: FileForm[Read], folders: tuple[str, ...] = ("",)) -> Cal
 
 
 def _is_of_another(root: Path, name: str) -> bool:
-    """Whether root is by its name the folder of another data set: MNIST and Fashion-MNIST share their file names."""
+    """Return whether root, by its name, belongs to another data set: MNIST and Fashion-MNIST share their file names."""
     path = root.resolve()
     return any(path.match(folder) for other, folders in FOLDERS.items() if other != name for folder in folders)
 
@@ -118,7 +150,7 @@ def _either(options: list[str]) -> str:
 
 
 GREY = (1, 28, 28)
-# A folder of the set's own name goes before files that lie in the data folder itself.
+# A folder with the name of the set takes precedence over files in the data folder itself.
 FOLDERS = {"mnist": ("mnist", "MNIST/raw"), "fashion_mnist": ("fashion_mnist", "FashionMNIST/raw")}
 
 SOURCES: dict[str, Reader] = {

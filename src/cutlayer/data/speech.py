@@ -2,11 +2,12 @@
 
 The published validation set is part of the training set, as in published experiments of federated learning: version
 0.02 has 94,824 recordings of 35 words to train and 11,005 to test. A sample's group is its speaker.
-The energies alone are kept beside the recordings, as log_mel.npz; all else comes from file names and testing_list.txt.
+The energies are cached beside the recordings, as log_mel.npz; the rest comes from file names and testing_list.txt.
 """
 
 import json
 import logging
+import math
 import wave
 from hashlib import sha256
 from pathlib import Path
@@ -15,20 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cutlayer.core.checks import reason
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.files import FileForm, bad_file, files_of, incomplete, read_bytes
-from cutlayer.data.kept import made_once
-from cutlayer.data.logmel import FLOOR, log_mel
+from cutlayer.data.files import FileForm, bad_file, files_of, incomplete, made_once, read_bytes
 
 log = logging.getLogger("cutlayer")
 
 RATE = 16_000
 SAMPLES = 16_000  # one second
 FRONT_END = {"rate": RATE, "bands": 32, "frames": 32, "window": 1024}
-EDITION = 1  # count it up when the same settings give other energies, so that none are kept from before
-AT_ONCE = 512  # recordings in memory as sound
+EDITION = 1  # increase it when the same settings give other energies, to invalidate caches
+FLOOR = 1e-4  # energy of silence: 88 dB below the loudest tone, (1024 / 4) ** 2
+AT_ONCE = 512  # recordings in memory at a time
 FOLDERS = ("speech_commands", "speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02")
 
 
@@ -36,7 +37,7 @@ def _read(folder: Path) -> tuple[Arrays, Arrays] | None:
     lists = files_of(folder, [["testing_list.txt"], ["validation_list.txt"]])
     if lists is None:
         return None
-    # A folder whose name begins with "_" is no word: _background_noise_.
+    # Folders whose names begin with "_" are not words: _background_noise_.
     clips = sorted(path for path in folder.glob("*/*.wav") if not path.parent.name.startswith("_"))
     names = [f"{path.parent.name}/{path.name}" for path in clips]
     held_out = set(read_bytes(lists[0]).decode("utf-8", errors="replace").split())
@@ -52,8 +53,8 @@ def _read(folder: Path) -> tuple[Arrays, Arrays] | None:
 
 
 def _mark(names: list[str]) -> str:
-    # Names and settings, not contents: to look into every recording is what keeping the energies saves. So a recording
-    # that changes under its old name goes unseen, and log_mel.npz must then be removed by hand.
+    # Names and settings, not contents: the cache exists to avoid reading every recording. So a recording that changes
+    # under its old name is not noticed, and log_mel.npz must then be removed by hand.
     digest = sha256("\n".join(names).encode()).hexdigest()
     settings = {**FRONT_END, "samples": SAMPLES, "floor": FLOOR, "edition": EDITION}
     return json.dumps({**settings, "recordings": len(names), "names": digest})
@@ -61,9 +62,11 @@ def _mark(names: list[str]) -> str:
 
 def _energies(clips: list[Path]) -> NDArray[np.float32]:
     log.info("speech_commands: reading %s recordings, once", f"{len(clips):,}")
-    parts = [_features(clips[i : i + AT_ONCE]) for i in range(0, len(clips), AT_ONCE)]
-    energies: NDArray[np.float32] = torch.cat(parts).numpy()
-    return energies
+    parts = []
+    for start in range(0, len(clips), AT_ONCE):
+        sounds = np.stack([sound(path) for path in clips[start : start + AT_ONCE]])
+        parts.append(log_mel(torch.from_numpy(sounds), **FRONT_END).numpy())
+    return np.concatenate(parts)
 
 
 def _everything(clips: list[Path], x: Tensor) -> Arrays:
@@ -78,12 +81,8 @@ def _everything(clips: list[Path], x: Tensor) -> Arrays:
     )
 
 
-def _features(clips: list[Path]) -> Tensor:
-    return log_mel(torch.from_numpy(np.stack([sound(path) for path in clips])), **FRONT_END)
-
-
 def sound(path: Path) -> NDArray[np.float32]:
-    """One second of a recording in [-1, 1]: a shorter one ends in silence, a longer one is cut."""
+    """Return one second of a recording in [-1, 1]; a shorter one is padded with silence, a longer one is cut."""
     try:
         with wave.open(str(path), "rb") as file:
             kind = (file.getframerate(), file.getnchannels(), 8 * file.getsampwidth())
@@ -100,13 +99,36 @@ def sound(path: Path) -> NDArray[np.float32]:
 
 
 def _standardised(everything: Arrays, is_test: NDArray[np.bool_]) -> tuple[Arrays, Arrays]:
-    """Both sets, with the mean and the standard deviation of the training set."""
+    """Return both sets, standardised with the mean and the standard deviation of the training set."""
     train, test = everything.take(~is_test), everything.take(is_test)
     assert isinstance(train.x, Tensor) and isinstance(test.x, Tensor)
     std, mean = torch.std_mean(train.x, correction=0)
     for x in (train.x, test.x):
         x.sub_(mean).div_(std)
     return train, test
+
+
+def log_mel(sound: Tensor, *, rate: int = 16_000, bands: int = 32, frames: int = 32, window: int = 1024) -> Tensor:
+    """Return the log energies in mel bands over time: (clips, samples) in [-1, 1] to (clips, 1, bands, frames).
+
+    The centres of the frames are evenly spaced; windows that reach beyond the clip are padded with silence.
+    """
+    hop = sound.shape[1] // frames
+    reach = window - hop
+    framed = pad(sound, (reach // 2, reach - reach // 2)).unfold(1, window, hop)[:, :frames]
+    spectrum = torch.fft.rfft(framed * torch.hann_window(window, dtype=sound.dtype, device=sound.device))
+    energy: Tensor = (spectrum.real.square() + spectrum.imag.square()) @ mel_filters(bands, window, rate).to(sound).T
+    return (energy + FLOOR).log().transpose(1, 2).unsqueeze(1)
+
+
+def mel_filters(bands: int, window: int, rate: int) -> Tensor:
+    """Return (bands, frequencies): triangles of height 1, evenly spaced in mel, from the last centre to the next."""
+    highest = 2595 * math.log10(1 + rate / 2 / 700)  # the mel of half the rate
+    edges = 700 * (10 ** (torch.linspace(0, highest, bands + 2, dtype=torch.float64)[:, None] / 2595) - 1)
+    frequencies = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
+    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+    return torch.minimum(rising, falling).clamp(min=0)
 
 
 SPEECH_COMMANDS = FileForm("testing_list.txt, validation_list.txt and a folder of .wav files for each word", _read)

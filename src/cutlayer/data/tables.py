@@ -1,19 +1,19 @@
-"""Tables of labelled texts as they are distributed: parquet, tab-separated and JSON lines, as rows by column."""
+"""Tables of labelled texts as published, in parquet, tab-separated and JSON-lines files, read as rows by column."""
 
 import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes
-from cutlayer.errors import DataError
+from cutlayer.data.files import FileForm, bad_file, incomplete, read_bytes, read_parquet, reading
 
 Row = Mapping[str, Any]
-HELD_OUT = ("test", "val", "validation", "dev")  # the published names; the first of them that is there is test data
+HELD_OUT = ("test", "val", "validation", "dev")  # published names of test sets; the first that exists is used
 SUFFIXES = ("parquet", "jsonl", "tsv")
-# What columns are called by one publisher or another, nested ones with a dot, and here.
+# The names of columns in published files (nested ones with a dot), and the names used here.
 ALIASES = {
     "sentence": "text",
     "sentence1": "premise",
@@ -25,26 +25,16 @@ ALIASES = {
 }
 
 
-class TableFile(NamedTuple):
-    """Rows of one file."""
-
-    path: Path
-    rows: list[Row]
-
-
-class Tables(NamedTuple):
-    """The training and the test rows, from one file or from several."""
-
-    train: list[TableFile]
-    test: list[TableFile]
+TableFile = tuple[Path, list[Row]]
+Tables = tuple[list[TableFile], list[TableFile]]  # training and test rows, each from one or more files
 
 
 def forms(name: str) -> tuple[FileForm[Tables], ...]:
-    """<name>.parquet with a column `split`, or one file or more for each of the two."""
+    """Return the forms: <name>.parquet with a column `split`, or one or more files for each of the two sets."""
 
     def whole(folder: Path) -> Tables | None:
         path = folder / f"{name}.parquet"
-        return _divided(TableFile(path, read(path))) if path.is_file() else None
+        return _divided(path, read(path)) if path.is_file() else None
 
     return (
         FileForm(f"{name}.parquet", whole),
@@ -52,13 +42,13 @@ def forms(name: str) -> tuple[FileForm[Tables], ...]:
     )
 
 
-def _divided(table: TableFile) -> Tables:
-    present = {row.get("split") for row in table.rows}
+def _divided(path: Path, rows: list[Row]) -> Tables:
+    present = {row.get("split") for row in rows}
     held_out = next((name for name in HELD_OUT if name in present), None)
     if held_out is None or "train" not in present:
-        raise bad_file(table.path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
-    parts = ([r for r in table.rows if (r["split"] == held_out) is is_test] for is_test in (False, True))
-    return Tables(*([TableFile(table.path, rows)] for rows in parts))
+        raise bad_file(path, f"its column 'split' needs train and one of {', '.join(HELD_OUT)}")
+    train, test = ([row for row in rows if (row["split"] == held_out) is is_test] for is_test in (False, True))
+    return [(path, train)], [(path, test)]
 
 
 def _pair(folder: Path) -> Tables | None:
@@ -68,7 +58,8 @@ def _pair(folder: Path) -> Tables | None:
         return None
     if not found["train"] or held_out is None:
         raise incomplete(folder, "val.jsonl (or dev.tsv)" if found["train"] else "train.jsonl (or .tsv)")
-    return Tables(*([TableFile(path, read(path)) for path in found[name]] for name in ("train", held_out)))
+    train, test = ([(path, read(path)) for path in found[name]] for name in ("train", held_out))
+    return train, test
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -79,26 +70,10 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, their columns by the names that are used here."""
-    try:
+    """Return the rows of a file, with the names of columns that are used here."""
+    with reading(path, ValueError, csv.Error):
         rows = READERS[path.suffix](path)
-    except (ValueError, csv.Error, UnicodeDecodeError) as error:
-        raise bad_file(path, error) from error
     return [{ALIASES.get(column, column): value for column, value in row.items()} for row in rows]
-
-
-def _parquet(path: Path) -> list[Row]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[llm]'"
-        ) from None
-    try:
-        rows: list[Row] = parquet.read_table(path).to_pylist()
-        return rows
-    except (OSError, ArrowException) as error:
-        raise bad_file(path, error) from error
 
 
 def _tsv(path: Path) -> list[Row]:
@@ -112,11 +87,15 @@ def _jsonl(path: Path) -> list[Row]:
 
 
 def _flat(entry: Mapping[str, Any]) -> Row:
-    """Entries within entries by names such as target.span1_text."""
+    """Flatten nested entries into names such as target.span1_text."""
     flat: dict[str, Any] = {}
     for key, value in entry.items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
     return flat
 
 
-READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {".parquet": _parquet, ".tsv": _tsv, ".jsonl": _jsonl}
+READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {
+    ".parquet": partial(read_parquet, extra="llm"),
+    ".tsv": _tsv,
+    ".jsonl": _jsonl,
+}

@@ -1,4 +1,4 @@
-"""The zoo: models that come with their units, by name.
+"""The zoo: models by name, with the units that they can be cut between.
 
 Imports: core, data, errors, registry.
 """
@@ -42,13 +42,13 @@ MODELS: registry.Table[Callable[..., nn.Module]] = registry.table(
 
 
 def default_init(name: str) -> Init | None:
-    """How a model draws its initial weights unless told otherwise; None if it has no choice."""
+    """Return the default of a model's `init`; None if it has no such option."""
     init = _options(name).get("init")
     return init.default if init is not None and init.annotation == Init else None
 
 
 def check_init(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse `init` where there is nothing to choose."""
+    """Refuse `init` for a model that has no such option."""
     if "init" in options and name in MODELS and "init" not in _options(name):
         able = ", ".join(known for known in MODELS if default_init(known))
         raise ConfigError(f"the model {name!r} has no init; leave it out. Models that choose their weights: {able}")
@@ -59,7 +59,7 @@ def _options(name: str) -> registry.Parameters:
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """A model of the zoo, by name."""
+    """Build a model of the zoo by name."""
     check_init(name, options)
     return registry.make("model", MODELS, name, options)
 

@@ -1,5 +1,6 @@
-"""Low-rank adapters (LoRA) with peft: put into a decoder, and what was trained as a folder that others read."""
+"""Low-rank adapters (LoRA) with peft: added to a decoder, and exported as a folder that peft can load."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,22 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.decoders import CausalLM, anatomy_of
-from cutlayer.models.extra import needs
 
-TARGETS = ("q_proj", "v_proj")  # the query and value projections, as every known family names them
+TARGETS = ("q_proj", "v_proj")  # the query and value projections, as all known families call them
+
+
+def needs(package: str) -> Any:
+    """Import a package that only language models need, or say how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"language models need {package}, which is missing; install it with: pip install 'cutlayer[llm]'"
+        ) from error
 
 
 def adapted(base: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ()) -> Any:
-    """The decoder with y = W x + (alpha / rank) B A x at the linear layers of these names; only A and B train."""
+    """Return the decoder with y = W x + (alpha / rank) B A x at linear layers of these names; only A and B train."""
     targets = targets or TARGETS
     _check_targets(base, targets)
     peft = needs("peft")
@@ -25,7 +35,7 @@ def adapted(base: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ()
 
 
 def _check_targets(base: Any, targets: tuple[str, ...]) -> None:
-    """Adapters stand at linear layers inside the decoder's layers: embeddings and head have one on each side."""
+    """Refuse targets outside of the decoder's layers: a tied embedding would need it on both sides of a cut."""
     paths = [path for path, module in anatomy_of(base).blocks.named_modules() if isinstance(module, nn.Linear)]
     known = dict.fromkeys(path.rpartition(".")[2] for path in paths)
     for target in targets:
@@ -37,10 +47,10 @@ def _check_targets(base: Any, targets: tuple[str, ...]) -> None:
 
 
 def export_pretrained(model: CausalLM, state_dict: Mapping[str, Tensor], folder: str | Path) -> None:
-    """Write what was trained as a folder for the unsplit model.
+    """Write the trained values as a folder for the unsplit model.
 
-    Adapters go into one that peft.PeftModel.from_pretrained reads; a model that was trained in full goes into one that
-    transformers reads. The state dict is that of the whole model, as a run or Split.export gives it.
+    peft.PeftModel.from_pretrained loads the folder of adapters; transformers loads that of a model that was trained in
+    full. The state dict is that of the whole model, as a run or Split.export returns it.
     """
     ours = {id(tensor): name for name, tensor in model.named_parameters()}
     lost = [name for name in ours.values() if name not in state_dict]

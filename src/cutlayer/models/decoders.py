@@ -1,8 +1,8 @@
-"""The layers of a Hugging Face decoder as units that pass one tensor on.
+"""The layers of a Hugging Face decoder as units that pass on one tensor.
 
-Between units goes (batch, places, width) and nothing else. Texts are padded on the left, and padding is a row of exact
-zeros: every unit finds from it which places are real, how they are numbered and what may look at what. So nothing but
-the tensor crosses a cut, no cache is kept, and no step depends on the values of the data.
+Units pass on (batch, positions, width) and nothing else. Texts are padded on the left, and padding is a row of exact
+zeros, from which every unit derives the real positions, their numbers and the attention mask. So only this tensor
+crosses a cut, no cache is kept, and the control flow does not depend on the data.
 """
 
 import inspect
@@ -14,61 +14,45 @@ from torch import Tensor, nn
 
 from cutlayer.data.language import PADDING
 from cutlayer.errors import ConfigError
+from cutlayer.models.parts import UnitNetwork, Units
 
 
 class Anatomy(NamedTuple):
-    """The parts of a decoder, in the order in which they run."""
+    """The parts of a decoder."""
 
     tokens: nn.Module
-    project_in: nn.Module | None
-    places: nn.Module | None  # learned positions
     blocks: nn.ModuleList
-    rotary: nn.Module | None
-    norm: nn.Module | None
-    project_out: nn.Module | None
+    norm: nn.Module
     lm_head: nn.Module
+    project_in: nn.Module = nn.Identity()  # between the tokens and the first layer
+    places: nn.Module | None = None  # learned positions, added before the first layer
+    rotary: nn.Module | None = None  # rotary position embedding of every layer
+    project_out: nn.Module = nn.Identity()  # between the norm and the head
 
 
 def _llama(base: Any) -> Anatomy:
     body = base.model
-    return Anatomy(
-        tokens=body.embed_tokens,
-        project_in=None,
-        places=None,
-        blocks=body.layers,
-        rotary=body.rotary_emb,
-        norm=body.norm,
-        project_out=None,
-        lm_head=base.lm_head,
-    )
+    return Anatomy(body.embed_tokens, body.layers, body.norm, base.lm_head, rotary=body.rotary_emb)
 
 
 def _opt(base: Any) -> Anatomy:
     body = base.model.decoder
     return Anatomy(
-        tokens=body.embed_tokens,
-        project_in=body.project_in,
+        body.embed_tokens,
+        body.layers,
+        body.final_layer_norm or nn.Identity(),
+        base.lm_head,
+        project_in=body.project_in or nn.Identity(),
         places=body.embed_positions,
-        blocks=body.layers,
-        rotary=None,
-        norm=body.final_layer_norm,
-        project_out=body.project_out,
-        lm_head=base.lm_head,
+        project_out=body.project_out or nn.Identity(),
     )
 
 
-FAMILIES = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gemma3_text": _llama,
-    "opt": _opt,
-}
+FAMILIES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3_text"), _llama), "opt": _opt}
 
 
 def anatomy_of(base: Any) -> Anatomy:
-    """Where the parts of a decoder are; one of another family may be built like LLaMA."""
+    """Return the parts of a decoder; one of an unknown family is taken to be built like LLaMA."""
     try:
         return FAMILIES.get(base.config.model_type, _llama)(base)
     except AttributeError:
@@ -76,7 +60,7 @@ def anatomy_of(base: Any) -> Anatomy:
 
 
 def check_alike(base: Any) -> None:
-    """Refuse a decoder that is built like a known one and computes something else around its layers."""
+    """Refuse a decoder of an unknown family that computes more than its layers do."""
     if base.config.model_type in FAMILIES or base.device.type == "meta":
         return
     x = torch.arange(12).reshape(2, 6) % base.config.vocab_size
@@ -100,12 +84,12 @@ def _unknown(base: Any, what: str) -> ConfigError:
 
 
 class TokenEmbedding(nn.Module):
-    """Tokens (batch, places) to rows; a place without a token gives zeros."""
+    """Embeds tokens (batch, positions); padding becomes zeros."""
 
     def __init__(self, parts: Anatomy, room: int) -> None:
         super().__init__()
         self.tokens, self.project_in, self.places = parts.tokens, parts.project_in, parts.places
-        self.room = None if parts.places is None else room  # learned positions end somewhere
+        self.room = None if parts.places is None else room  # learned positions are limited
 
     def forward(self, x: Tensor) -> Tensor:
         if self.room is not None and x.shape[-1] > self.room:
@@ -113,23 +97,21 @@ class TokenEmbedding(nn.Module):
                 f"texts of {x.shape[-1]} tokens do not fit the model's {self.room} places; set max_length"
             )
         real = x != PADDING
-        h: Tensor = self.tokens(x.clamp(min=0))
-        if self.project_in is not None:
-            h = self.project_in(h)
+        h: Tensor = self.project_in(self.tokens(x.clamp(min=0)))
         if self.places is not None:
             h = h + self.places(real.long())
         return h * real.unsqueeze(-1)
 
 
 class DecoderLayer(nn.Module):
-    """One layer with what it needs besides its input made from the input."""
+    """One layer, which derives positions and attention mask from its input."""
 
     def __init__(self, block: nn.Module, rotary: nn.Module | None, kind: str | None, window: int | None) -> None:
         super().__init__()
         self.block = block
         self.rotary = rotary
-        self.kind = kind  # for a decoder whose layers turn at different speeds
-        self.window = window  # places that a place sees, itself included; all before it by default
+        self.kind = kind  # of the layer, if the rotary embedding depends on it
+        self.window = window  # positions that a position attends to, itself included; all before it by default
 
     def forward(self, h: Tensor) -> Tensor:
         real = (h != 0).any(-1)
@@ -144,9 +126,9 @@ class DecoderLayer(nn.Module):
 
 
 def attention_mask(real: Tensor, dtype: torch.dtype, window: int | None) -> Tensor:
-    """What is added to the scores, (batch, 1, places, places): 0 where a place may look, else the least number.
+    """Return what is added to the scores (batch, 1, positions, positions): 0 for allowed pairs, else the minimum.
 
-    A place sees the real ones up to itself; padding sees itself too, as a softmax over nothing is no number.
+    A position attends to the real ones up to itself; padding attends to itself, as a softmax over nothing is NaN.
     """
     at = torch.arange(real.shape[-1], device=real.device)
     behind = at.unsqueeze(-1) - at
@@ -157,9 +139,9 @@ def attention_mask(real: Tensor, dtype: torch.dtype, window: int | None) -> Tens
 
 
 class Head(nn.Module):
-    """Scores of tokens, float32: of the answers at the last place, or of the whole vocabulary at every place.
+    """Scores of tokens in float32: of the answers at the last position, or of the whole vocabulary at every position.
 
-    (batch, answers), or (batch, vocabulary, places): in either case the second axis is that of the classes.
+    The shape is (batch, answers) or (batch, vocabulary, positions): the second axis is always that of the classes.
     """
 
     answers: Tensor | None
@@ -173,10 +155,7 @@ class Head(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         if self.answers is not None:
             h = h[..., -1, :]
-        for step in (self.norm, self.project_out):
-            if step is not None:
-                h = step(h)
-        scores = self._scores(h).float()
+        scores = self._scores(self.project_out(self.norm(h))).float()
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         return scores if self.answers is not None else scores.transpose(-1, -2)
@@ -190,13 +169,13 @@ class Head(nn.Module):
         return F.linear(h, weight[self.answers], None if bias is None else bias[self.answers])
 
 
-class CausalLM(nn.Module):
+class CausalLM(UnitNetwork):
     """A decoder cut into its embedding, its layers and its head.
 
-    Input: tokens (batch, places) as int64, padded on the left with -1. With answers, the output is their scores as
-    what comes next (batch, answers); without, the scores of every next token (batch, vocabulary, places). The model
-    stays in eval mode: no dropout, so two passes differ by their parameters alone. A token whose row is all zeros is
-    taken for padding.
+    Input: tokens (batch, positions) as int64, padded on the left with -1. With answers, the output is their scores as
+    the next token (batch, answers); without, the scores of every next token (batch, vocabulary, positions). The model
+    stays in eval mode: no dropout, so two passes differ only in their parameters. A token whose embedding is all zeros
+    counts as padding.
     """
 
     def __init__(self, base: Any, answers: tuple[int, ...] = ()) -> None:
@@ -211,28 +190,22 @@ class CausalLM(nn.Module):
             for block, kind in zip(parts.blocks, kinds, strict=True)
         )
         self.head = Head(parts, answers, getattr(config, "final_logit_softcapping", None))
-        self._base = (base,)  # in a tuple: registered, it would give every value a second name
+        self._base = (base,)  # in a tuple: as a sub-module it would give every value a second name
         self.eval()
 
     @property
     def base(self) -> Any:
-        """The unsplit model, of the same values."""
+        """The unsplit model, which shares its values with this one."""
         return self._base[0]
 
-    def units(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Name of each unit and the sub-modules that it runs, in order."""
+    def units(self) -> Units:
         layers = ((f"layer{i + 1}", (f"layers.{i}",)) for i in range(len(self.layers)))
         return ("embedding", ("embedding",)), *layers, ("head", ("head",))
 
     def preloaded(self) -> frozenset[str]:
-        """Every place has loaded the public base model itself; only what trains is state."""
+        """Return the names of the frozen base values, which every client and server loads itself; the rest is state."""
         frozen = (name for name, p in self.named_parameters() if not p.requires_grad)
         return frozenset((*frozen, *(name for name, _ in self.named_buffers())))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for step in (self.embedding, *self.layers, self.head):
-            x = step(x)
-        return x
 
 
 def _window(config: Any, kind: str | None) -> int | None:

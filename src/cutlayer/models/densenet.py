@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Stem, UnitNetwork, Units, image_stem, init_convolutions, preset
 
-BOTTLENECK = 4  # a dense layer narrows its input to so many times what it adds
+BOTTLENECK = 4  # channels inside of a dense layer, as a multiple of `growth`
 
 
 class DenseLayer(nn.Sequential):
-    """Adds `growth` channels, made of all the channels before, to those channels."""
+    """Computes `growth` channels from its input and appends them to it."""
 
     def __init__(self, channels: int, growth: int, norm: Norm) -> None:
         inner = BOTTLENECK * growth
@@ -31,8 +31,8 @@ class DenseLayer(nn.Sequential):
         return torch.cat([x, super().forward(x)], dim=1)  # type: ignore[no-untyped-call]
 
 
-class DenseNet(nn.Module):
-    """So many dense layers a block, and between blocks a transition that halves the image; torchvision's names."""
+class DenseNet(UnitNetwork):
+    """Blocks of dense layers, with transitions between them that halve the image; torchvision's names."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class DenseNet(nn.Module):
         init_convolutions(self, init, mode="fan_in")
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         names: list[str] = []
         for i, count in enumerate(self.blocks, start=1):
             names += [f"denseblock{i}.denselayer{j}" for j in range(1, count + 1)]
@@ -76,9 +75,6 @@ class DenseNet(nn.Module):
             *((name, (f"features.{name}",)) for name in names),
             ("head", ("features.norm5", "relu", "avgpool", "flatten", "classifier")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 def _transition(channels: int, norm: Norm) -> nn.Sequential:

@@ -1,6 +1,7 @@
-"""Language models: Hugging Face decoders, from a folder or the hub's cache, ready to be cut between layers."""
+"""Language models: Hugging Face decoders from a folder or the hub's cache, ready to be cut between layers."""
 
 import logging
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +14,15 @@ from cutlayer.core.checks import check, check_positive, reason
 from cutlayer.data.language import MAX_LENGTH
 from cutlayer.data.sources import ROOT_VARIABLE, data_folder
 from cutlayer.errors import ConfigError, DataError
-from cutlayer.models.adapters import adapted
+from cutlayer.models.adapters import adapted, needs
 from cutlayer.models.decoders import CausalLM, anatomy_of, check_alike
-from cutlayer.models.extra import needs
-from cutlayer.models.shapes import SHAPES
 
 log = logging.getLogger("cutlayer")
 
+# Published decoders, for studies that need no weights: costs, memory, traffic.
+SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
 WEIGHTS = ("*.safetensors", "*.bin")
-STEM = "a"  # an answer is read as what follows another word
+STEM = "a"  # answers are tokenised as continuations of another word
 
 Answer = str | int
 
@@ -41,9 +42,9 @@ def causal_lm(
     """A decoder with low-rank adapters; with rank 0 all of it trains.
 
     The path is a folder, one below the data folder, a model in the hub's cache or a shape that is known by name;
-    nothing is downloaded. Answers are the words between which a task chooses, by default those of the data set, or
-    their tokens; without them the model tells every next token. Adapters are float32 whatever the base is. Of a
-    prompt that is longer than max_length tokens, the end is read.
+    nothing is downloaded. Answers are the words that a task chooses from, by default those of the data set, or their
+    tokens; without them the model predicts every next token. Adapters are float32 whatever the base is. A prompt that
+    is longer than max_length tokens keeps its end.
     """
     check(isinstance(rank, int) and rank >= 0, "rank", rank, "0 (train the whole model) or more")
     check_positive("alpha", alpha)
@@ -51,7 +52,13 @@ def causal_lm(
     base = load(path, dtype=dtype, attention=attention, random=random, root=root)
     check_alike(base)
     tokens = answer_tokens(answers, path, root)
-    _check_known(tokens, base.config.vocab_size, path)
+    size = base.config.vocab_size
+    for token in tokens:
+        if not 0 <= token < size:
+            raise ConfigError(
+                f"the answer {token} is no token of {path}, whose vocabulary has {size}; give words, or tokens from 0 "
+                f"to {size - 1}"
+            )
     if rank:
         base = adapted(base, rank=rank, alpha=alpha, targets=targets)
     else:
@@ -67,15 +74,14 @@ def load(
     random: bool = False,
     root: str | Path | None = None,
 ) -> Any:
-    """The decoder as transformers knows it; random weights are drawn from torch's generator."""
+    """Load a decoder with transformers; random weights are drawn from torch's generator."""
     transformers = needs("transformers")
     where = located(path, root)
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     if where is None and path in SHAPES:
-        family, sizes = SHAPES[path]
-        config = transformers.AutoConfig.for_model(family, **sizes)
+        config = transformers.AutoConfig.for_model(**SHAPES[path])
         return transformers.AutoModelForCausalLM.from_config(config, **settings)
-    folder = (where or _incomplete("model", path)).resolve()  # exported adapters name it
+    folder = (where or _incomplete("model", path)).resolve()  # exported adapters contain this path
     if not random and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         raise DataError(f"the folder {folder} has no weights; add them, or set random = true to draw them")
     try:
@@ -89,7 +95,7 @@ def load(
 
 
 def tokenizer(path: str, root: str | Path | None = None) -> Any:
-    """The tokenizer that lies beside a model."""
+    """Load the tokenizer of a model."""
     transformers = needs("transformers")
     where = located(path, root)
     if where is None and path in SHAPES:
@@ -102,7 +108,7 @@ def tokenizer(path: str, root: str | Path | None = None) -> Any:
 
 
 def located(path: str, root: str | Path | None = None) -> Path | None:
-    """The folder of this name, itself, below the data folder or in the hub's cache; None if there is none."""
+    """Return the model folder at this path, below the data folder or in the hub's cache; None if there is none."""
     below = data_folder(None if root is None else Path(root))
     roots = [Path()] if below is None else [Path(), below]
     found = (folder / path for folder in roots if (folder / path / "config.json").is_file())
@@ -110,23 +116,23 @@ def located(path: str, root: str | Path | None = None) -> Path | None:
 
 
 def _cached(path: str) -> Path | None:
-    """The hub's folder of a model; transformers, given its name, would ask the network for other things."""
+    """Return the folder of a model in the hub's cache; given only its name, transformers would use the network."""
     try:
         config = needs("huggingface_hub").try_to_load_from_cache(path, "config.json")
-    except ValueError:  # no name that the hub could know
+    except ValueError:  # not a valid name on the hub
         return None
     return Path(config).parent if isinstance(config, str) else None
 
 
 def _incomplete(what: str, path: str) -> Path:
-    """A folder without a config.json: transformers can tell what else is missing."""
+    """Return a folder without a config.json, for which transformers says what is missing; refuse other paths."""
     if not Path(path).is_dir():
         raise _unread(what, path, FileNotFoundError("no such folder with a config.json, and none in the hub's cache"))
     return Path(path)
 
 
 def answer_tokens(answers: tuple[Answer, ...], path: str, root: str | Path | None = None) -> tuple[int, ...]:
-    """The first token of each answer, as it is written behind another word."""
+    """Return the first token of each answer when it follows another word."""
     if all(isinstance(answer, int) for answer in answers):
         found = [int(answer) for answer in answers]
     else:
@@ -142,15 +148,6 @@ def answer_tokens(answers: tuple[Answer, ...], path: str, root: str | Path | Non
     return tuple(found)
 
 
-def _check_known(tokens: tuple[int, ...], size: int, path: str) -> None:
-    unknown = next((token for token in tokens if not 0 <= token < size), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"the answer {unknown} is no token of {path}, whose vocabulary has {size}; give words, or tokens from 0 to "
-            f"{size - 1}"
-        )
-
-
 def _first_token(answer: str, reads: Any) -> int:
     start = reads(STEM, add_special_tokens=False)["input_ids"]
     tokens = reads(STEM + answer, add_special_tokens=False)["input_ids"]
@@ -161,7 +158,7 @@ def _first_token(answer: str, reads: Any) -> int:
 
 @contextmanager
 def _quietly(bars: Any) -> Iterator[None]:
-    """Without a bar for every model that is loaded."""
+    """Hide the progress bars of transformers."""
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
@@ -172,7 +169,7 @@ def _quietly(bars: Any) -> Iterator[None]:
 
 
 def _untie(base: Any, path: str) -> None:
-    """Trained on both sides of a cut, one tensor would drift apart: each side gets its own."""
+    """Give embedding and head separate tensors: trained on both sides of a cut, a tied one would diverge."""
     parts = anatomy_of(base)
     tokens, head = (module.get_parameter("weight") for module in (parts.tokens, parts.lm_head))
     if tokens is not head:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer import registry
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Init, Units, init_convolutions, run_units
+from cutlayer.models.parts import Init, UnitNetwork, Units, init_convolutions
 
 SmallStem = Literal["3x3", "imagenet"]
 STRIDES = {"3x3": 1, "imagenet": 2}
@@ -18,7 +18,7 @@ STAGES = (  # expansion, channels, blocks, stride of the first block
 
 
 class InvertedResidual(nn.Module):
-    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; added to its input where the shapes agree."""
+    """A 1x1 convolution widens, a depthwise 3x3 filters, a 1x1 narrows; with a residual connection if shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class InvertedResidual(nn.Module):
         return x + out if self.residual else out
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(UnitNetwork):
     """MobileNetV2: 17 inverted-residual blocks; the ImageNet stem halves the image, the 3x3 stem does not.
 
     The names are torchvision's; `width` multiplies the number of channels.
@@ -67,16 +67,12 @@ class MobileNetV2(nn.Module):
         init_convolutions(self, init)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         end = len(self.features) - 1
         return (
             ("stem", ("features.0",)),
             *((f"block{i}", (f"features.{i}",)) for i in range(1, end)),
             ("head", (f"features.{end}", "avgpool", "flatten", "classifier")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm, groups: int = 1) -> nn.Sequential:
@@ -85,7 +81,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm
 
 
 def _scaled(channels: int, width: float) -> int:
-    """The multiple of 8 nearest to channels * width, but not a tenth less than that."""
+    """Return the multiple of 8 nearest to channels * width, but at least 0.9 of it."""
     wanted = channels * width
     nearest = max(8, int(wanted + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * wanted else nearest

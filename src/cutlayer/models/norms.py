@@ -12,24 +12,24 @@ Norm = Literal["none", "batch", "group"]
 
 
 def image_norm(name: Norm, channels: int) -> nn.Module:
-    """The normalisation of that name for images of so many channels."""
+    """Return the normalisation of this name for images with `channels` channels."""
     if name == "none":
         return nn.Identity()
     if name == "batch":
         return nn.BatchNorm2d(channels)
     if name == "group":
-        groups = math.gcd(channels, max(1, channels // 16))  # 16 channels to a group, or as near as divides
+        groups = math.gcd(channels, max(1, channels // 16))  # 16 channels to a group if that divides them
         return nn.GroupNorm(groups, channels)
     raise UnknownNameError("norm", name, get_args(Norm))
 
 
 def feature_norm(name: Norm, features: int) -> nn.Module:
-    """The normalisation of that name for vectors of so many features."""
+    """Return the normalisation of this name for vectors of `features` features."""
     return nn.BatchNorm1d(features) if name == "batch" else image_norm(name, features)
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
-    """The model itself, its BatchNorm layers with the statistics and parameters that they have, for good."""
+    """Freeze the statistics and parameters of a model's BatchNorm layers, and return the model."""
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.eval().requires_grad_(False)

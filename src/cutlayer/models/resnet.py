@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, feature_norm, image_norm
-from cutlayer.models.parts import Init, Stem, Units, image_stem, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, Stem, UnitNetwork, Units, image_stem, init_convolutions, preset
 
 
 class Basic(nn.Module):
@@ -32,7 +32,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution, which strides, between two of 1x1 that narrow and widen; beside a shortcut."""
+    """A strided 3x3 convolution between two of 1x1 that narrow and widen, beside a shortcut."""
 
     expansion = 4
 
@@ -58,20 +58,20 @@ class Bottleneck(nn.Module):
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module | None:
-    """A projection where a block changes the shape, else nothing."""
+    """Return a projection if the block changes the shape, else None."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), image_norm(norm, outputs))
 
 
 class Stages(NamedTuple):
-    """The kind of block, and how many of them each stage has."""
+    """The type of the blocks, and their number in each stage."""
 
     block: type[Basic] | type[Bottleneck]
     counts: tuple[int, ...]
 
 
-class ResNet(nn.Module):
+class ResNet(UnitNetwork):
     """A residual network with torchvision's names; channels double from `width`, `head` lists hidden layers."""
 
     def __init__(
@@ -105,16 +105,12 @@ class ResNet(nn.Module):
         init_convolutions(self, init)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         blocks = [f"layer{i}.{j}" for i, count in enumerate(self.counts, start=1) for j in range(count)]
         return (
             ("stem", ("conv1", "bn1", "relu", "maxpool")),
             *((name, (name,)) for name in blocks),
             ("head", ("avgpool", "flatten", "fc")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 def _classifier(features: int, hidden: tuple[int, ...], num_classes: int, norm: Norm) -> nn.Module:

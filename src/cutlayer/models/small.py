@@ -1,4 +1,4 @@
-"""Small models: sequences whose children are the units."""
+"""Small models: nn.Sequential, whose children are the units."""
 
 from collections import OrderedDict
 
@@ -33,6 +33,6 @@ def cnn(
 
 
 def _conv(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:
-    # BatchNorm takes the mean off again, so a bias before it would only gather rounding noise
+    # No bias before BatchNorm, which removes it again: it would only collect rounding noise.
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=norm != "batch")
     return nn.Sequential(conv, image_norm(norm, outputs), nn.ReLU(), nn.MaxPool2d(2))

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.errors import ConfigError
-from cutlayer.models.parts import Init, Units, draws_he, run_units
+from cutlayer.models.parts import Init, UnitNetwork, Units, draws_he
 
-SMALL = 0.02  # the deviation of embeddings
+SMALL = 0.02  # standard deviation of embeddings
 
 
 class CharacterEmbedding(nn.Module):
-    """A vector for each character plus one for its place."""
+    """A vector for each character plus one for its position."""
 
     def __init__(self, characters: int, context: int, width: int, init: Init) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class CharacterEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: a place sees itself and those before it."""
+    """Causal self-attention: a position attends to itself and those before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in self.inputs(x).chunk(3, dim=-1)
         )
-        # Plain products instead of a fused kernel: they can be stacked over clients, counted and differentiated twice.
+        # Plain products instead of a fused kernel: vmap, the FLOP counter and second derivatives support them.
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(later, -torch.inf).softmax(-1)
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a two-layer perceptron, each normalised before and added after."""
+    """Attention and a two-layer perceptron, each with normalisation in front and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -66,19 +66,19 @@ class TransformerLayer(nn.Module):
 
 
 class LastPlace(nn.Module):
-    """What stands at the last place of the text."""
+    """Selects the last position of the text."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[..., -1, :]
 
 
-class CharTransformer(nn.Module):
-    """A causal transformer that reads `context` characters and tells the next; the characters are the classes.
+class CharTransformer(UnitNetwork):
+    """A causal transformer that reads `context` characters and predicts the next; the characters are the classes.
 
-    Input: characters (batch, context) as int64; output: scores of the next one (batch, num_classes). Pre-norm layers
-    with learned places, and perceptrons four times as wide as the stream. The sizes are a choice, as papers that train
-    six layers on Shakespeare give none: 128 wide with 4 heads make 1.2 million parameters. Embeddings are drawn from
-    N(0, 0.02²) with init="he", and from N(0, 1), as torch draws them, with init="torch".
+    Input: characters (batch, context) as int64; output: scores of the next one (batch, num_classes). The layers are
+    pre-norm with learned positions, and the perceptrons are four times as wide as the stream. The sizes are a choice,
+    as papers that train six layers on Shakespeare give none: width 128 with 4 heads makes 1.2 million parameters.
+    Embeddings are drawn from N(0, 0.02²) with init="he", and from N(0, 1), as torch draws them, with init="torch".
     """
 
     def __init__(
@@ -101,15 +101,11 @@ class CharTransformer(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         return (
             ("embedding", ("embedding",)),
             *((f"layer{i + 1}", (f"layers.{i}",)) for i in range(len(self.layers))),
             ("head", ("last", "norm", "fc")),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self.units(), x)
 
 
 char_transformer = CharTransformer

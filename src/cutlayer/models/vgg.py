@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 
 from cutlayer.errors import ConfigError
 from cutlayer.models.norms import Norm, image_norm
-from cutlayer.models.parts import Init, Units, init_convolutions, preset, run_units
+from cutlayer.models.parts import Init, UnitNetwork, Units, init_convolutions, preset
 
 Layer = tuple[str, list[nn.Module]]  # name of the unit, and its modules
 
 
-class VGG(nn.Module):
-    """So many convolutions a block, each block halving the image; with torchvision's names.
+class VGG(UnitNetwork):
+    """A VGG network with `blocks` convolutions a block, each of which halves the image; torchvision's names.
 
     image_size=224 and classifier=(4096, 4096) give torchvision's shapes and dropout=0.5 its regularisation;
-    norm="batch" makes of vgg16 what torchvision calls vgg16_bn.
+    vgg16 with norm="batch" is torchvision's vgg16_bn.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class VGG(nn.Module):
                 f"image_size is {image_size}, but VGG halves an image {len(blocks)} times; "
                 f"pad or resize the images to {smallest} or more"
             )
-        places = min(7, image_size // smallest)  # torchvision has 7 whatever the image: far too many for a small one
+        places = min(7, image_size // smallest)  # torchvision always pools to 7, which is too many for a small image
         widths = [width * min(2**i, 8) for i in range(len(blocks))]
         convolutions = _convolutions(blocks, in_channels, widths, norm)
         dense = _dense(widths[-1] * places**2, classifier, num_classes, dropout)
@@ -50,18 +50,14 @@ class VGG(nn.Module):
         init_convolutions(self, init)
 
     def units(self) -> Units:
-        """Name of each unit and the sub-modules that it runs, in order."""
         return self._units
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_units(self, self._units, x)
 
 
 def _convolutions(blocks: tuple[int, ...], channels: int, widths: list[int], norm: Norm) -> list[Layer]:
     layers: list[Layer] = []
     for block, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
         for number in range(1, count + 1):
-            normalised = [] if norm == "none" else [image_norm(norm, width)]  # torchvision counts no empty place
+            normalised = [] if norm == "none" else [image_norm(norm, width)]  # as in torchvision's numbering
             pooled = [nn.MaxPool2d(2)] if number == count else []
             conv = nn.Conv2d(channels, width, 3, padding=1)  # with a bias, as torchvision's have
             layers.append((f"conv{block}_{number}", [conv, *normalised, nn.ReLU(), *pooled]))
@@ -82,7 +78,7 @@ def _sequence(layers: Iterable[Layer]) -> nn.Sequential:
 
 
 def _units(path: str, layers: Iterable[Layer]) -> Units:
-    """The layers of a sequence by the numbers of their modules in it."""
+    """Return the units of a sequence, each with the paths of its modules."""
     units, start = [], 0
     for name, modules in layers:
         stop = start + len(modules)

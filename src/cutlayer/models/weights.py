@@ -1,4 +1,4 @@
-"""Pretrained weights from a file, into a model that fits them exactly."""
+"""Loading of pretrained weights from a file into a model that fits them exactly."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -16,9 +16,9 @@ from cutlayer.errors import DataError, UnknownNameError
 
 
 def load_weights(model: nn.Module, path: str | Path, *, fresh: tuple[str, ...] = ()) -> None:
-    """Put the weights of a .safetensors, .pth or .pt file into a model; entries and shapes must all agree.
+    """Load the weights of a .safetensors, .pth or .pt file into a model; all entries and shapes must agree.
 
-    Sub-modules named in `fresh`, such as ("classifier",), keep the values that they have.
+    Sub-modules named in `fresh`, such as ("classifier",), keep their values.
     """
     path = Path(path)
     for prefix in fresh:
@@ -27,7 +27,7 @@ def load_weights(model: nn.Module, path: str | Path, *, fresh: tuple[str, ...] =
     wanted = _without(model.state_dict(), fresh)
     found = _without(_read(path), fresh)
     _check_fit(found, wanted, path, type(model).__name__)
-    model.load_state_dict(found, strict=False)  # what is fresh is not in the file; all else was checked
+    model.load_state_dict(found, strict=False)  # `fresh` entries are missing; all others were checked
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ def _check_fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: 
     """Refuse a file at its first entry that is missing, unexpected or of another shape."""
     advice = "build the model with the options that the file was made with"
     for name in wanted:
-        # Files of old PyTorch versions do not count batches, and nothing here reads that count.
+        # Files of old PyTorch versions have no count of batches, and nothing here reads it.
         if name not in found and not name.endswith(".num_batches_tracked"):
             near = get_close_matches(name, found.keys() - wanted.keys(), n=1)
             other = f" (but {near[0]!r}: rename it)" if near else ""

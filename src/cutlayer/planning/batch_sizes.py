@@ -1,8 +1,8 @@
-"""Batch sizes for given cuts (HASFL, Proposition 1): the paper's step, and one that may also change its time limits.
+"""Batch sizes for given cuts (HASFL, Proposition 1): the paper's step, and one that also chooses its time limits.
 
 With the cuts fixed, the seconds until the target are (2 gap / lr) * (sum of C_i b_i + D) / (A - sum of B / b_i). The
-paper holds D, and with it how long the slowest device may take there (T3) and back (T4), at what the last batch sizes
-took. `joint` chooses these two as well.
+paper keeps D fixed, and with it the time limits of the slowest device there (T3, forward and uplink) and back (T4,
+downlink and backward), at the times of the last batch sizes. `joint` chooses T3 and T4 as well.
 """
 
 from typing import NamedTuple
@@ -10,57 +10,56 @@ from typing import NamedTuple
 import numpy as np
 
 from cutlayer.errors import InfeasibleError
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import CostTable, of_others, table
+from cutlayer.planning.problem import CostTable, Floats, Ints, Problem, of_others
 
 Times = tuple[float, float]  # T3, T4
 
-CLOSE = 1e-10  # Newton's steps end here
-MOST_STEPS = 200  # it takes 8 to 15 from any sensible start, and one more for each halving or doubling from others
-GRID = 33  # points of T3 that are tried at a time
-ZOOMS = 4  # each narrows the range of T3 to a sixteenth: 1e-5 of it at last, far below one sample
-CANDIDATES = 48  # whole-number values of T3, and of T4, that are tried around the best
-MOST_RATIOS = 30  # of Dinkelbach's; it converges superlinearly, in 3 to 6
+CLOSE = 1e-10  # relative change at which Newton's steps end
+MOST_STEPS = 200  # 8 to 15 suffice from a sensible start; each halving or doubling adds one
+GRID = 33  # values of T3 that are tried at a time
+ZOOMS = 4  # each narrows the range of T3 to a sixteenth, in total to 1e-5: far below one sample
+CANDIDATES = 48  # values of T3, and of T4, that are tried around the best
+MOST_RATIOS = 30  # of Dinkelbach's method, which converges superlinearly, in 3 to 6
 
 
 class _Terms(NamedTuple):
-    """The constants of the sub-problem, by the letters of the paper."""
+    """The constants of the sub-problem, with the paper's letters."""
 
-    a: float  # what the deepest cut leaves of the target
-    b: float  # noise of one sample less
-    c: Floats  # server seconds a sample, of each device
-    d: float  # seconds of a round that no batch size changes: its share of the aggregation
-    least: Floats  # batch size, of each device
+    a: float  # the target less the drift of the deepest cut
+    b: float  # noise rate: the bound grows by b / batch
+    c: Floats  # server seconds a sample, by device
+    d: float  # seconds of a round that do not depend on batch sizes: its share of the aggregation
+    least: Floats  # smallest batch, by device
 
 
 def _terms(problem: Problem, cuts: Ints) -> _Terms:
     drift = problem.drift_rate * problem.slopes[int(cuts.max()) - 1]
     shared = problem.latency(np.ones(len(cuts)), cuts).aggregation / problem.interval
-    server = table(problem).server[cuts - 1]
+    server = problem.table.server[cuts - 1]
     return _Terms(problem.target - float(drift), problem.noise_rate, server, shared, problem.smallest)
 
 
 def times_of(problem: Problem, cuts: Ints, batches: Ints | Floats) -> Times:
-    """T3 and T4: how long the slowest device takes there, and back."""
+    """Return T3 and T4: how long the slowest device takes there, and back."""
     latency = problem.latency(batches, cuts)
     return float((latency.forward + latency.up).max()), float((latency.down + latency.backward).max())
 
 
 def largest(problem: Problem, cuts: Ints, times: Times) -> Floats:
-    """kappa: the largest batch, not rounded, that fits the memory, the samples and both times."""
-    here = table(problem).at(cuts)
+    """Return kappa: the largest batch, not rounded, that fits the memory, the samples and both times."""
+    here = problem.table.at(cuts)
     return np.minimum(here.capacity, np.minimum(times[0] / here.there, times[1] / here.back))
 
 
 def newton_jacobi(problem: Problem, cuts: Ints, times: Times, start: Ints | Floats) -> Floats:
-    """(50) and (51): where no batch size pays to change, by Newton's steps on all at once."""
+    """Solve (50) and (51) by Newton's steps on all batch sizes at once: the point where no change pays."""
     terms = _without_free(problem, cuts, times)
     busy = terms.c > 0
     batches = largest(problem, cuts, times)
     b, c = np.asarray(start, dtype=float)[busy], terms.c[busy]
     for _ in range(MOST_STEPS):
         seconds = (b * c).sum() + terms.d
-        slope = c * (terms.a - (terms.b / b).sum()) - seconds * terms.b / b**2  # Xi; the paper drops the square
+        slope = c * (terms.a - (terms.b / b).sum()) - seconds * terms.b / b**2  # Xi; the paper omits the square
         step = b - slope * b**3 / (2 * seconds * terms.b)
         new = np.where(step <= 0, b / 2, np.minimum(step, 2 * b))
         moved = np.abs(new - b).max(initial=0.0)
@@ -71,19 +70,8 @@ def newton_jacobi(problem: Problem, cuts: Ints, times: Times, start: Ints | Floa
     return batches
 
 
-def closed_form(problem: Problem, cuts: Ints, times: Times) -> Floats:
-    """The same point: C_i b_i^2 is the same for all of them, and follows from a quadratic equation."""
-    terms = _without_free(problem, cuts, times)
-    busy = terms.c > 0
-    batches = largest(problem, cuts, times)
-    roots = np.sqrt(terms.c[busy])
-    half = terms.b * roots.sum()
-    batches[busy] = (half + np.sqrt(half**2 + terms.a * terms.b * terms.d)) / terms.a / roots
-    return batches
-
-
 def _without_free(problem: Problem, cuts: Ints, times: Times) -> _Terms:
-    """The terms with given times; devices that leave the server no work take all they can, and are constants."""
+    """Return the terms for given times; devices that leave the server no work take their largest batch, a constant."""
     terms = _terms(problem, cuts)
     kappa = largest(problem, cuts, times)
     a = terms.a - float((terms.b / kappa[terms.c == 0]).sum())
@@ -99,10 +87,10 @@ UNREACHABLE = (
 
 
 def rounded(problem: Problem, cuts: Ints, continuous: Floats, largest: Floats) -> Ints:
-    """(52) Whole numbers: within the largest, the better neighbour of each while all others stay as they are."""
+    """Round as in (52): to the better neighbour of each, up to its largest, while all others stay as they are."""
     most = np.maximum(np.floor(largest), problem.smallest)
     b = np.clip(continuous, problem.smallest, most)
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     there, back = of_others(b * here.there), of_others(b * here.back)
 
     def ratio(new: Floats) -> Floats:
@@ -114,14 +102,14 @@ def rounded(problem: Problem, cuts: Ints, continuous: Floats, largest: Floats) -
 
     low, high = np.floor(b), np.ceil(b)
     nearest = np.where(ratio(low) < ratio(high), low, high)
-    # Each may go down alone; all of them together may miss the target.
+    # One alone may be rounded down; all of them together may miss the target.
     return (nearest if problem.headroom(nearest, cuts) > 0 else high).astype(np.int64)
 
 
 def paper(problem: Problem, cuts: Ints, batches: Ints) -> Ints:
-    """The paper's step: T3 and T4 stay what the given batches take, so that the slowest one's can only shrink."""
+    """Return the paper's step: T3 and T4 stay at the times of the given batches, so the slowest can only speed up."""
     times = times_of(problem, cuts, batches)
-    most = np.floor(largest(problem, cuts, times) * (1 + CLOSE))  # a quotient may fall short of itself
+    most = np.floor(largest(problem, cuts, times) * (1 + CLOSE))  # rounding may make a quotient too small
     most = np.maximum(most, problem.smallest)
     start = _feasible(problem, cuts, batches.astype(float), most)
     found = rounded(problem, cuts, newton_jacobi(problem, cuts, times, start), most)
@@ -129,7 +117,7 @@ def paper(problem: Problem, cuts: Ints, batches: Ints) -> Ints:
 
 
 def _feasible(problem: Problem, cuts: Ints, batches: Ints | Floats, most: Floats) -> Floats:
-    """The batches, all doubled until the target comes within reach, each up to its largest."""
+    """Return the batches, doubled until the target is within reach, each up to its largest."""
     if (most < problem.smallest).any() or problem.headroom(most, cuts) <= 0:
         raise InfeasibleError("infeasible_eps", UNREACHABLE.format(target=problem.target))
     b = np.asarray(batches, dtype=float)
@@ -139,8 +127,8 @@ def _feasible(problem: Problem, cuts: Ints, batches: Ints | Floats, most: Floats
 
 
 def joint(problem: Problem, cuts: Ints) -> Ints:
-    """The best batch sizes for these cuts, T3 and T4 included."""
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    """Return the best batch sizes for these cuts, over all T3 and T4."""
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
     b = _feasible(problem, cuts, problem.smallest, most)
     times, price = (0.0, 0.0), np.inf
@@ -155,16 +143,16 @@ def joint(problem: Problem, cuts: Ints) -> Ints:
 
 
 def _wanted(terms: _Terms, most: Floats, price: float) -> Floats:
-    """What each device would take if nobody waited for it, at a price in seconds of a unit of headroom."""
+    """Return the best batch of each device if none waited for it; `price`: seconds that a unit of headroom is worth."""
     with np.errstate(divide="ignore", invalid="ignore"):
         free = np.where(terms.c > 0, np.sqrt(price * terms.b / terms.c), np.inf)
     return np.clip(free, terms.least, most)
 
 
 def _best_times(here: CostTable, terms: _Terms, most: Floats, price: float) -> Times:
-    """T3 and T4 at which seconds minus price times headroom is least: convex in T3, with the best T4 for each."""
+    """Return T3 and T4 that minimise seconds less price times headroom: convex in T3, with the best T4 for each."""
     free = _wanted(terms, most, price)
-    low = (terms.least * here.there).max()  # the least batch for everyone
+    low = (terms.least * here.there).max()  # the smallest batch for everyone
     high = max(low, min((free * here.there).max(), np.sqrt(price * terms.b * here.there.sum())))
     for _ in range(ZOOMS):
         t3 = np.geomspace(low, high, GRID)
@@ -177,10 +165,10 @@ def _best_times(here: CostTable, terms: _Terms, most: Floats, price: float) -> T
 
 
 def _best_back(back: Floats, limit: Floats, terms: _Terms, price: float) -> Floats:
-    """The best T4 where each device takes at most `limit`, a row a case.
+    """Return the best T4 if each device takes at most `limit`, for each row of it.
 
-    Below T4 = limit * back a device is bound by it. The slope in T4 for the k devices bound first is zero at a root
-    that grows with k as long as the k-th is bound there; so the best T4 is the largest of min(bound of the k-th, root
+    T4 limits a device below T4 = limit * back. The slope in T4 for the first k devices that it limits is zero at a root
+    that grows with k as long as T4 limits the k-th there; so the best T4 is the largest of min(limit of the k-th, root
     of the first k).
     """
     bound = limit * back
@@ -193,11 +181,11 @@ def _best_back(back: Floats, limit: Floats, terms: _Terms, price: float) -> Floa
 
 
 def _whole(problem: Problem, cuts: Ints, price: float, times: Times) -> Ints:
-    """Whole numbers, by trying values of T3 and T4: these bind many devices at once, where one batch alone binds none.
+    """Return whole batch sizes, found by trying values of T3 and T4: a limit changes many batches at once.
 
-    First values all over a factor of two to both sides, then those next to the best.
+    It tries values within a factor of two in both directions first, then those next to the best.
     """
-    here, terms = table(problem).at(cuts), _terms(problem, cuts)
+    here, terms = problem.table.at(cuts), _terms(problem, cuts)
     most = np.floor(here.capacity)
     best, batches = np.inf, problem.smallest
     for near in (False, True):
@@ -221,14 +209,14 @@ def _whole(problem: Problem, cuts: Ints, price: float, times: Times) -> Ints:
 
 
 def _better_neighbour(wanted: Floats, terms: _Terms, price: float) -> Floats:
-    """Each one's whole number below or above, whichever costs less at this price."""
+    """Round each batch down or up, whichever costs less at this price."""
     low = np.floor(wanted)
-    above = price * terms.b > terms.c * low * (low + 1)  # a sample more is worth its server time
+    above = price * terms.b > terms.c * low * (low + 1)  # one more sample is worth its server time
     return np.where(above & (low < wanted), low + 1, low)
 
 
 def _ratios(batches: Floats, here: CostTable, terms: _Terms) -> Floats:
-    """Seconds a round over headroom, of each row."""
+    """Return the seconds of a round over the headroom, for each row."""
     room = terms.a - terms.b * (1 / batches).sum(axis=1)
     waits = (batches * here.there).max(axis=1) + (batches * here.back).max(axis=1)
     ratios: Floats = np.full(len(batches), np.inf)
@@ -237,7 +225,7 @@ def _ratios(batches: Floats, here: CostTable, terms: _Terms) -> Floats:
 
 
 def _nearest(time: float, per_sample: Floats) -> Floats:
-    """The times next to this one at which some device's largest batch changes."""
+    """Return the times next to this one at which the largest batch of a device changes."""
     count = np.floor(time / per_sample)
     steps = np.unique(np.concatenate([(count + k) * per_sample for k in (-1, 0, 1, 2)]))
     closest = np.argsort(np.abs(steps - time), kind="stable")[:CANDIDATES]

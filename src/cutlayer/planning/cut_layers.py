@@ -1,7 +1,7 @@
-"""Cuts for given batch sizes (HASFL, section VI-B): descent, and proof by the paper's mixed-integer programme.
+"""Cuts for given batch sizes (HASFL, section VI-B): found by descent, proven by the paper's mixed-integer programme.
 
-With given batches, a deeper cut leaves the server less to do, but may make others wait; so one device's cut alone is
-easy to choose, and the best cuts of all are nearly always found by changing one at a time.
+With given batches, a deeper cut leaves the server less work, but may make others wait. So the cut of one device is easy
+to choose, and changing one at a time nearly always finds the best cuts of all.
 """
 
 import logging
@@ -9,27 +9,26 @@ import logging
 import numpy as np
 
 from cutlayer.errors import InfeasibleError
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import GAP, CostTable, Mask, of_others, table
+from cutlayer.planning.problem import GAP, Floats, Ints, Mask, Problem, of_others
 
 log = logging.getLogger("cutlayer")
 
-# Beyond so many devices, programmes begin to run into their time limit, and the plan would depend on the machine.
+# With more devices the solver begins to hit its time limit, and the plan would depend on the machine.
 MOST_PROVEN = 200
-STARTS = 16  # equal cuts from which `best` descends; one alone misses up to a fifth where memory is short
+STARTS = 16  # equal cuts from which `best` descends; one alone loses up to a fifth if memory is scarce
 
 
 def best(problem: Problem, batches: Ints, previous: Ints | None = None) -> Ints:
-    """The best cuts for these batch sizes; the best found by descent where the solver gives up."""
+    """Return the best cuts for these batch sizes; if the solver gives up, the best that descent found."""
     cuts = quick(problem, batches, previous, starts=STARTS)
     if problem.num_devices > MOST_PROVEN:
         return cuts
     ratio = ratio_of(problem, batches, cuts)
     better = screen(problem, batches, ratio)
     if not better.any(axis=1).all():
-        return cuts  # some device has no cut that could be part of better ones
+        return cuts  # some device has no cut that a better plan could contain
     better[np.arange(len(cuts)), cuts - 1] = True
-    from cutlayer.planning.cut_programme import dinkelbach  # scipy takes a while to load, and few need it
+    from cutlayer.planning.cut_programme import dinkelbach  # scipy is slow to import
 
     found = dinkelbach(problem, batches, allowed=better, ratio=ratio)
     if found is None:
@@ -39,25 +38,24 @@ def best(problem: Problem, batches: Ints, previous: Ints | None = None) -> Ints:
 
 
 def descend(problem: Problem, batches: Ints, start: Ints) -> Ints:
-    """Change the cut of the one device where it helps most, until none does."""
-    tables = table(problem)
+    """Change the cut of the device where it helps most, until no change helps."""
     cuts = start.copy()
     value = ratio_of(problem, batches, cuts)
     while True:
-        values = _neighbours(problem, batches, cuts, tables)
+        values = _neighbours(problem, batches, cuts)
         i, j = np.unravel_index(int(values.argmin()), values.shape)
         if not values[i, j] < value * (1 - GAP):
             return cuts
         value, cuts[i] = float(values[i, j]), j + 1
 
 
-def _check(problem: Problem, batches: Ints, tables: CostTable) -> None:
-    """At the first layer every batch fits, and the target is in reach."""
-    for i in np.flatnonzero(batches > tables.capacity[:, 0]):
+def _check(problem: Problem, batches: Ints) -> None:
+    """Refuse batches that do not fit, or do not reach the target, even with one layer at each device."""
+    for i in np.flatnonzero(batches > problem.table.capacity[:, 0]):
         raise InfeasibleError(
             "infeasible_memory",
             f"a batch of {batches[i]} does not fit device {i}, not even with one layer; lower it to "
-            f"{int(tables.capacity[i, 0])} or give the device more memory or samples",
+            f"{int(problem.table.capacity[i, 0])} or give the device more memory or samples",
         )
     if problem.headroom(batches, np.ones_like(batches)) <= 0:
         raise InfeasibleError(
@@ -68,10 +66,9 @@ def _check(problem: Problem, batches: Ints, tables: CostTable) -> None:
 
 
 def quick(problem: Problem, batches: Ints, previous: Ints | None = None, *, starts: int = 1) -> Ints:
-    """Descent from the best equal cuts, each as deep as its device's memory allows, and from the previous ones."""
-    tables = table(problem)
-    _check(problem, batches, tables)
-    fitting = np.maximum((batches[:, None] <= tables.capacity).sum(axis=1), 1)  # memory grows with the cut
+    """Descend from the best equal cuts, each as deep as the device's memory allows, and from the previous cuts."""
+    _check(problem, batches)
+    fitting = np.maximum((batches[:, None] <= problem.table.capacity).sum(axis=1), 1)  # memory grows with the cut
     equal = [np.minimum(cut, fitting) for cut in range(1, problem.num_layers + 1)]
     chosen = sorted(equal, key=lambda cuts: ratio_of(problem, batches, cuts))[:starts]
     if previous is not None and ratio_of(problem, batches, previous) < np.inf:
@@ -81,16 +78,17 @@ def quick(problem: Problem, batches: Ints, previous: Ints | None = None, *, star
 
 
 def ratio_of(problem: Problem, batches: Ints, cuts: Ints) -> float:
-    """Seconds a round over headroom: the objective but for a constant factor."""
+    """Return the seconds of a round over the headroom: the objective up to a constant factor."""
     room = problem.headroom(batches, cuts)
     if room <= 0 or not problem.fits(batches, cuts):
         return float("inf")
     return problem.seconds_per_round(batches, cuts) / room
 
 
-def _neighbours(problem: Problem, batches: Ints, cuts: Ints, tables: CostTable) -> Floats:
-    """The ratio after changing one device's cut, for every device and cut."""
-    costs, fleet, here = problem.costs, problem.fleet, tables.at(cuts)
+def _neighbours(problem: Problem, batches: Ints, cuts: Ints) -> Floats:
+    """Return the ratio after changing one device's cut, for every device and cut."""
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
+    here = tables.at(cuts)
     b, model = batches[:, None].astype(float), costs.model[cuts - 1]
     deepest = np.maximum(of_others(cuts)[:, None], np.arange(1, problem.num_layers + 1)).astype(int)
     own = model.sum() - model[:, None] + costs.model
@@ -110,27 +108,26 @@ def _neighbours(problem: Problem, batches: Ints, cuts: Ints, tables: CostTable) 
 
 
 def screen(problem: Problem, batches: Ints, ratio: float) -> Mask:
-    """Which cuts of which devices could be part of a plan below this ratio, by a bound for each deepest cut.
+    """Return which cuts of which devices could be in a plan below this ratio, by a lower bound for each deepest cut.
 
-    With the deepest cut given, the headroom is known, and every other term is at least what it would be if each device
-    had the cut that is best for that term alone.
+    The deepest cut determines the headroom, and every other term is at least what it would be if each device had the
+    cut that is best for that term alone.
     """
-    tables = table(problem)
-    allowed = batches[:, None] <= tables.capacity
+    allowed = batches[:, None] <= problem.table.capacity
     while True:
         kept = np.zeros_like(allowed)
         for deepest in range(1, problem.num_layers + 1):
             here = allowed & (np.arange(problem.num_layers) < deepest)
             if here[:, deepest - 1].any() and here.any(axis=1).all():
-                kept |= here & (_least_ratios(problem, batches, here, tables) < ratio * (1 - GAP))
+                kept |= here & (_least_ratios(problem, batches, here) < ratio * (1 - GAP))
         if (kept == allowed).all() or not kept.any(axis=1).all():
             return kept
         allowed = kept
 
 
-def _least_ratios(problem: Problem, batches: Ints, allowed: Mask, tables: CostTable) -> Floats:
-    """For each device and cut a bound below the ratio of all plans that have it and the deepest cut allowed."""
-    costs, fleet = problem.costs, problem.fleet
+def _least_ratios(problem: Problem, batches: Ints, allowed: Mask) -> Floats:
+    """Return, for each device and cut, a lower bound on the ratio of all plans with it and the deepest allowed cut."""
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
     b, deepest = batches[:, None].astype(float), int(np.flatnonzero(allowed.any(axis=0))[-1])
     room = problem.headroom(batches, np.array([deepest + 1]))
     if room <= 0:

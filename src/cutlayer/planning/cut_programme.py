@@ -1,31 +1,30 @@
-"""The cuts as a mixed-integer programme (HASFL, problem P''), solved for Dinkelbach's sequence of ratios.
+"""The cuts as a mixed-integer programme (HASFL, problem P''), solved for a sequence of ratios by Dinkelbach's method.
 
-The variables are mu, one for each device and cut, then T1 to T6: the drift and the model of the deepest cut (in Mbit;
-bits would make the coefficients span nine orders), and how long the slowest device takes there and back, and the
-aggregation up and down.
+The variables are mu, one for each device and cut, then T1 to T6: the drift and the model size of the deepest cut (in
+Mbit, as with bits the coefficients would span nine orders of magnitude), the times of the slowest device there and
+back, and the times of the aggregation up and down.
 """
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from cutlayer.planning.problem import Floats, Ints, Problem
-from cutlayer.planning.tables import GAP, Mask, table
+from cutlayer.planning.problem import GAP, Floats, Ints, Mask, Problem
 
 MEGABIT = 1e6
-TIME_LIMIT = 10.0  # seconds for one programme
-MOST_RATIOS = 20  # it takes 1 to 4
-BELOW = 1 - 1e-6  # the drift stays this far below what the batches leave of the target
+TIME_LIMIT = 10.0  # seconds of one programme
+MOST_RATIOS = 20  # 1 to 4 suffice
+BELOW = 1 - 1e-6  # the drift stays below this part of what the noise leaves of the target
 DRIFT, MODEL, THERE, BACK, UP, DOWN = range(6)  # T1 to T6
 
 
 def dinkelbach(problem: Problem, batches: Ints, *, allowed: Mask | None = None, ratio: float = 0.0) -> Ints | None:
-    """The best cuts; nothing where the solver has no answer in time.
+    """Return the best cuts; None if the solver finds no answer in time.
 
-    `allowed`: the cuts to choose from, a row a device; all by default. `ratio`: a plan's seconds a round over its
-    headroom, from which the sequence starts.
+    `allowed`: the cuts to choose from, a row a device; all by default. `ratio`: the seconds of a round over the
+    headroom of a known plan, from which the sequence starts.
     """
-    open_cuts = batches[:, None] <= table(problem).capacity
+    open_cuts = batches[:, None] <= problem.table.capacity
     costs, bounds, constraints = _programme(problem, batches, open_cuts if allowed is None else open_cuts & allowed)
     whole = np.arange(len(costs)) < len(costs) - 6
     options = {"mip_rel_gap": GAP, "time_limit": TIME_LIMIT}
@@ -35,7 +34,7 @@ def dinkelbach(problem: Problem, batches: Ints, *, allowed: Mask | None = None, 
         if answer.status != 0:
             return None
         cuts: Ints = answer.x[:-6].reshape(len(batches), -1).argmax(axis=1) + 1
-        # An answer called optimal may still break a bound (scipy #22812), so it has to hold as a plan of its own.
+        # An "optimal" answer may still violate a bound (scipy #22812), so check it as a plan.
         room = problem.headroom(batches, cuts)
         if room <= 0 or not problem.fits(batches, cuts):
             return None
@@ -49,8 +48,8 @@ def dinkelbach(problem: Problem, batches: Ints, *, allowed: Mask | None = None, 
 def _programme(
     problem: Problem, batches: Ints, allowed: Mask
 ) -> tuple[Floats, Bounds, tuple[LinearConstraint, LinearConstraint]]:
-    """Costs, bounds and rows: one cut for each device, and R1 to R8."""
-    costs, fleet, tables = problem.costs, problem.fleet, table(problem)
+    """Return costs, bounds and constraints: one cut for each device, and R1 to R8."""
+    costs, fleet, tables = problem.costs, problem.fleet, problem.table
     n, layers = allowed.shape
     b, each, model = batches[:, None].astype(float), np.ones((n, 1)), costs.model / MEGABIT
     limits = [
@@ -74,7 +73,7 @@ def _programme(
 
 
 def _limit(used: Floats, time: int) -> sparse.csr_matrix:
-    """A row a device: what its cut uses is at most this one of T1 to T6."""
+    """Return a row a device: what its cut uses is at most this one of T1 to T6."""
     n, layers = used.shape
     left = sparse.csr_matrix((used.ravel(), np.arange(n * layers), np.arange(n + 1) * layers), shape=(n, n * layers))
     right = sparse.csr_matrix((-np.ones(n), (np.arange(n), np.full(n, time))), shape=(n, 6))
@@ -82,7 +81,7 @@ def _limit(used: Floats, time: int) -> sparse.csr_matrix:
 
 
 def _between(n: int, model: Floats, seconds_per_megabit: float, time: int) -> sparse.csr_matrix:
-    """R6 and R8: the layers between each device's cut and the deepest one cross between the servers in that time."""
+    """Return R6 or R8: the layers between each device's cut and the deepest one cross the servers in that time."""
     right = np.zeros(6)
     right[MODEL], right[time] = n * seconds_per_megabit, -1
     return sparse.csr_matrix(np.append(-seconds_per_megabit * np.tile(model, n), right))

@@ -1,4 +1,4 @@
-"""Lists of devices in CSV and JSON files, and what is wrong with one, by line and column."""
+"""Lists of devices in CSV and JSON files; errors name the line and the column."""
 
 import csv
 import io
@@ -29,24 +29,20 @@ SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
 class Measured(NamedTuple):
-    """One device of a file, in bits and seconds: it has either its speed, or its seconds for the run's own model."""
+    """One device of a file, in bits and seconds, with either its speed or its seconds for the model of the run."""
 
     up: float
     down: float
-    seconds: float = 0.0  # a sample, forward
+    seconds: float = 0.0  # of a forward pass of one sample
     flops: float = 0.0  # FLOP/s
     fed_up: float | None = None
     fed_down: float | None = None
     memory: float = math.inf
     name: str = ""
 
-    def speed(self, forward_flops: float) -> float:
-        """FLOP/s, where the model takes so many FLOPs for a sample."""
-        return self.flops or forward_flops / self.seconds
-
 
 def read(path: str | Path) -> list[Measured]:
-    """The devices of a CSV or JSON file, in its order; "sample" is the list that comes with cutlayer."""
+    """Return the devices of a CSV or JSON file, in order; "sample" is the list that comes with cutlayer."""
     path = SAMPLE if str(path) == "sample" else Path(path)
     form = FORMS.get(path.suffix.lower())
     if form is None:
@@ -68,10 +64,10 @@ def read(path: str | Path) -> list[Measured]:
 
 
 class DeviceEntry(NamedTuple):
-    """What a file says of one device, and where."""
+    """The values of one device in a file, and where they are."""
 
     where: str
-    labels: Mapping[str, str]  # how to call the place of each name
+    labels: Mapping[str, str]  # the place of each name, for messages
     values: Mapping[str, Any]
 
     def place(self, name: str) -> str:
@@ -81,7 +77,7 @@ class DeviceEntry(NamedTuple):
         return DataError(f"{self.where}: there is no {what} among {', '.join(self.labels.values())}; add {remedy}")
 
     def number(self, name: str) -> float:
-        """A value above 0, in bits and seconds."""
+        """Return a value above 0, in bits and seconds."""
         value = self.values[name]
         if value == "" or value is None:
             raise DataError(f"{self.place(name)} is empty; give a number above 0")
@@ -109,7 +105,7 @@ def _read_csv(path: Path, text: str) -> list[Measured]:
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
-    """The cells of each line that is not blank, and where it stands."""
+    """Yield the place and the cells of each line that is not blank."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     try:
         for row in reader:
@@ -130,7 +126,7 @@ def _check_header(where: str, header: Sequence[str]) -> None:
 
 
 def _cells(where: str, header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
-    """The cells of a line by column; those that a short line lacks are empty."""
+    """Return the cells of a line by column; missing ones are empty."""
     if len(row) > len(header):
         raise DataError(
             f"{where}, column {len(header) + 1}: there are {len(row)} cells below {len(header)} columns; "
@@ -174,7 +170,7 @@ FORMS = {".csv": _read_csv, ".json": _read_json}
 
 
 def _columns(entry: DeviceEntry) -> dict[str, str]:
-    """Under which name each number of a device stands; the optional ones may be missing."""
+    """Return the name in the file of each number of a device; optional ones may be missing."""
     _check_spelling(entry)
     columns = {field: name for field, name in OTHERS.items() if name in entry.labels}
     if "seconds" in columns and "flops" in columns:
@@ -193,7 +189,7 @@ def _columns(entry: DeviceEntry) -> dict[str, str]:
 
 
 def _check_spelling(entry: DeviceEntry) -> None:
-    """Other names are ignored, unless they look like a misspelt one, which would be missed in silence."""
+    """Refuse names that look like misspelt ones, which would be ignored silently; other unknown names are ignored."""
     for name in entry.labels:
         near = get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.8)
         if near and name not in KNOWN:

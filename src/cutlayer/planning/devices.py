@@ -1,4 +1,4 @@
-"""Devices: how fast each client computes and transfers, and how much it can hold."""
+"""Devices: the speed, the transfer rates and the memory of each client."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,24 +18,24 @@ from cutlayer.planning.device_files import GIGABYTE, MEGABIT, TERAFLOPS, Measure
 #   3 blocks that halve it             (64*128*9 + 128*128*9 + 64*128) * 16*16      =  58 720 256 each
 #   head                               512*10                                       =       5 120
 REFERENCE_FLOPS = 2 * 555_422_720
-PASSES = 3  # a training step costs as much as three forward passes: one forward, and two for both gradients
+PASSES = 3  # a training step costs three forward passes: one forward, and two for the gradients
 Lanes = Literal["parallel", "shared"]
-LARGEST_SIGMA = 10.0  # one sigma is then a factor of 22 000
+LARGEST_SIGMA = 10.0  # one sigma is then a factor of 22,000
 
 
 class Device(NamedTuple):
-    """What one client has to offer."""
+    """The resources of one client."""
 
     flops: float  # FLOP/s
     up: float  # bit/s to the training server
-    down: float  # bit/s from there
-    fed_up: float | None = None  # bit/s to the fed server; as to the training server by default
+    down: float  # bit/s from the training server
+    fed_up: float | None = None  # bit/s to the fed server; by default as to the training server
     fed_down: float | None = None
     memory: float = math.inf  # bits for the layers, their activations and the optimiser
-    name: str = ""  # what people call it
+    name: str = ""  # for people
 
     def rate(self, direction: Literal["up", "down"], server: str = "server") -> float:
-        """bit/s between this client and the training server, or the fed server."""
+        """Return the bit/s between this client and the training server or the fed server."""
         to_fed = (self.fed_up if direction == "up" else self.fed_down) if server == "fed" else None
         return to_fed or (self.up if direction == "up" else self.down)
 
@@ -49,10 +49,10 @@ class Devices:
     """All clients of a run, by client number, and the training server."""
 
     clients: tuple[Device, ...]
-    server: float  # FLOP/s of the training server: of each client's lane, or of all of it where they share it
-    lanes: Lanes = "parallel"  # whether each client has a lane of its own there, or the work of all adds up
+    server: float  # FLOP/s of the training server: of each client's lane, or in total if they share it
+    lanes: Lanes = "parallel"  # whether each client has its own lane there, or the work of all adds up
     server_up: float = math.inf  # bit/s from the training server to the fed server
-    server_down: float = math.inf  # bit/s back
+    server_down: float = math.inf  # bit/s from the fed server to the training server
     model_sync: bool = False  # whether sending models takes time
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Devices:
             check(rate == math.inf or (is_number(rate) and rate > 0), name, rate, "a number above 0")
 
     def seconds_per_sample(self, *, flops_below: float, cut_bits: float) -> tuple[float, ...]:
-        """Each client's seconds for one sample in training: its own computation, and what crosses up and down.
+        """Return each client's seconds for one sample in training: its own computation and the transfers up and down.
 
         `flops_below`: forward FLOPs of the client's layers. `cut_bits`: bits that go up, and as many come down.
         """
@@ -72,7 +72,7 @@ class Devices:
 
 
 def server_speed(clients: Sequence[Device], kappa: float) -> float:
-    """FLOP/s of a server that needs 1/kappa of the time that the clients need on average for the same work."""
+    """Return the FLOP/s of a server that needs 1/kappa of the clients' average time for the same work."""
     _check_speeds(clients)
     return kappa * len(clients) / math.fsum(1 / d.flops for d in clients)
 
@@ -94,7 +94,7 @@ def _check_lanes(lanes: Any) -> None:
 
 
 class DeviceScheme(Protocol):
-    """A way to get devices, with its settings."""
+    """A way to draw devices, with its settings."""
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices: ...
 
@@ -103,11 +103,11 @@ class DeviceScheme(Protocol):
 class Pool:
     """Devices at random: speeds and rates with log-normal spreads."""
 
-    seconds_median: float = 0.034  # for one sample through ResNet-18 on 32x32 images, forward
+    seconds_median: float = 0.034  # of a forward pass of ResNet-18 on one 32x32 image
     seconds_sigma: float = 0.6  # standard deviation of the logarithm
     kbits_median: float = 59_000.0  # kbit/s, up and down
     kbits_sigma: float = 0.8
-    kappa: float = 100.0  # the server's lanes are so many times as fast as the average client
+    kappa: float = 100.0  # how many times as fast as the average client the server's lanes are
     model_sync: bool = False  # whether sending the client-side model takes time
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Pool:
             check(holds, name, sigma, f"a number from 0 to {LARGEST_SIGMA:g}")
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices:
-        """A device per client, the same ones whatever the model; with more clients the first ones stay."""
+        """Draw one device per client, whatever the model; more clients do not change the first ones."""
         normal = keys.generator(key, "devices").standard_normal((num_clients, 2)).tolist()
         clients = []
         for slowness, luck in normal:
@@ -140,7 +140,7 @@ class Uniform:
     tflops: Range = (1.0, 2.0)
     mbits_up: Range = (75.0, 80.0)  # Mbit/s to the training server, and to the fed server
     mbits_down: Range = (360.0, 380.0)
-    mbits_servers: Range = (360.0, 380.0)  # Mbit/s between the servers, there and back
+    mbits_servers: Range = (360.0, 380.0)  # Mbit/s between the servers, each way
     memory_gb: Range | None = None  # 1e9 bytes; unlimited by default
     lanes: Lanes = "shared"
     model_sync: bool = True  # whether sending models takes time
@@ -153,7 +153,7 @@ class Uniform:
         _check_lanes(self.lanes)
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices:
-        """A device per client, the same ones whatever the model; with more clients the first ones stay."""
+        """Draw one device per client, whatever the model; more clients do not change the first ones."""
         between = [MEGABIT * _within(self.mbits_servers, u) for u in keys.generator(key, "servers").random(2).tolist()]
         return Devices(
             clients=tuple(map(self._device, keys.generator(key, "devices").random((num_clients, 6)).tolist())),
@@ -196,10 +196,10 @@ class File:
     """Devices that were measured: a CSV or JSON file, in the order of the clients."""
 
     path: str  # relative to the working directory; or "sample", the list that comes with cutlayer
-    kappa: float | None = None  # the server is so many times as fast as the average client; 100 by default
+    kappa: float | None = None  # how many times as fast as the average client the server is; 100 by default
     server_tflops: float | None = None  # or its own speed
     lanes: Lanes = "parallel"
-    mbits_servers: float | None = None  # Mbit/s between the servers, there and back; unlimited by default
+    mbits_servers: float | None = None  # Mbit/s between the servers, each way; unlimited by default
     model_sync: bool = False  # whether sending models takes time
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class File:
         _check_lanes(self.lanes)
 
     def draw(self, num_clients: int, forward_flops: float, key: int) -> Devices:
-        """The first devices of the file, one per client; the key changes nothing."""
+        """Return the first devices of the file, one per client; the key has no effect."""
         check_positive("forward_flops", forward_flops)
         found = read(self.path)
         if len(found) < num_clients:
@@ -222,7 +222,7 @@ class File:
                 f"the device file {self.path} holds {len(found)} devices, but the run has {num_clients} clients; "
                 f"add devices, or use at most {len(found)} clients"
             )
-        clients = tuple(_device(m, forward_flops) for m in found[:num_clients])
+        clients = tuple(_device(measured, forward_flops) for measured in found[:num_clients])
         between = math.inf if self.mbits_servers is None else MEGABIT * self.mbits_servers
         return Devices(
             clients=clients,
@@ -240,15 +240,9 @@ class File:
 
 
 def _device(measured: Measured, forward_flops: float) -> Device:
-    return Device(
-        flops=measured.speed(forward_flops),
-        up=measured.up,
-        down=measured.down,
-        fed_up=measured.fed_up,
-        fed_down=measured.fed_down,
-        memory=measured.memory,
-        name=measured.name,
-    )
+    values = measured._asdict()
+    seconds = values.pop("seconds")
+    return Device(**{**values, "flops": measured.flops or forward_flops / seconds})
 
 
 DEVICES: registry.Table[Callable[..., DeviceScheme]] = registry.table(

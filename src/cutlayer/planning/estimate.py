@@ -1,4 +1,4 @@
-"""Estimates of what the convergence bound needs: smoothness, and each unit's gradient norm and noise.
+"""Estimates for the convergence bound: smoothness, and the gradient norm and noise of each unit.
 
 With the gradient g of a client's mini-batch of b samples, and g' and g'' those of its two halves, unit j has
 
@@ -19,7 +19,7 @@ LEAST_DISTANCE = 1e-10  # below it two weights are the same ones
 
 
 def unit_norms(unit_params: Sequence[Sequence[str]], tensors: Mapping[str, Tensor]) -> Tensor:
-    """G_j^2 of each unit, from gradients by the names of parameters; a name that is missing counts as zero."""
+    """Return G_j^2 of each unit from gradients by parameter name; a missing name counts as zero."""
     none = next(iter(tensors.values())).new_zeros(()) if tensors else torch.zeros(())
     squares = {name: value.square().sum() for name, value in tensors.items()}
     return torch.stack([sum((squares[name] for name in names if name in squares), none) for names in unit_params])
@@ -31,14 +31,14 @@ def noise(
     second: Mapping[str, Tensor],
     size: int | Tensor,
 ) -> Tensor:
-    """sigma_j^2 of each unit, from the gradients of the two halves of a batch of this size."""
+    """Return sigma_j^2 of each unit from the gradients of the two halves of a batch of this size."""
     return size / 4 * unit_norms(unit_params, {name: value - second[name] for name, value in first.items()})
 
 
 def smoothness(change2: Tensor, distance2: Tensor) -> Tensor:
-    """beta from squared norms: of the difference of gradients and of that of the weights they were taken at.
+    """Return beta from the squared norms of a difference of gradients and of the difference of their weights.
 
-    The smallest value it may have where the weights are the same; not a number where the gradients are not finite.
+    It is LEAST_SMOOTHNESS if the weights are the same, and NaN if the gradients are not finite.
     """
     apart = distance2.sqrt() >= LEAST_DISTANCE
     ratio = change2.sqrt() / torch.where(apart, distance2.sqrt(), 1.0)
@@ -46,6 +46,6 @@ def smoothness(change2: Tensor, distance2: Tensor) -> Tensor:
 
 
 def smoothed(old: Tensor, new: Tensor, keep: float) -> Tensor:
-    """The exponential average keep * old + (1 - keep) * new; of the two, one that is not finite is ignored."""
+    """Return the exponential average keep * old + (1 - keep) * new; a value that is not finite is ignored."""
     mean = keep * old + (1 - keep) * new
     return torch.where(new.isfinite(), torch.where(old.isfinite(), mean, new), old)

@@ -1,4 +1,4 @@
-"""The planner (HASFL, Algorithm 2): each device's cut and batch size for the least time until the target."""
+"""The planner (HASFL, Algorithm 2): chooses each device's cut and batch size for the least time until the target."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,15 +14,14 @@ from cutlayer.planning import batch_sizes, cut_layers
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.problem import REFERENCE_BATCH, Bound, Costs, Fleet, Ints, Latency, Problem
 from cutlayer.planning.profile import Profile
-from cutlayer.planning.tables import table
 
 log = logging.getLogger("cutlayer")
 
 Mode = Literal["joint", "paper"]
 MODES: tuple[Mode, ...] = ("joint", "paper")
-STARTS = (16, 2, 4, 8, 32, 64, 128)  # the paper's one first: each is a batch for everyone
-CLOSE = 1e-6  # relative: the blocks take turns until they gain less
-MOST_TURNS = 50  # each turn gains; it takes 2 to 6
+STARTS = (16, 2, 4, 8, 32, 64, 128)  # batch sizes for everyone to start from, the paper's first
+CLOSE = 1e-6  # relative gain below which the alternation ends
+MOST_TURNS = 50  # 2 to 6 suffice
 
 CutStep = Callable[[Problem, Ints, Ints], Ints]  # new cuts, for these batches and cuts
 
@@ -36,13 +35,13 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planned:
-    """A plan, what it is worth, and what stood in its way."""
+    """A plan, its times, and notes on what had to be changed for it."""
 
     problem: Problem  # of the devices that take part
     devices: tuple[int, ...]  # their numbers
-    excluded: tuple[int, ...]  # those that cannot take part
+    excluded: tuple[int, ...]  # the numbers of those that cannot take part
     plan: Plan  # in the order of `devices`
-    before: Plan  # the usual one, to compare with: a batch of 16 for everyone, half of the layers
+    before: Plan  # for comparison: a batch of 16 for everyone, and half of the layers
     notes: tuple[str, ...]  # what had to be changed: a name such as infeasible_memory, then what happened
 
     @cached_property
@@ -55,17 +54,17 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """(45) Until the target."""
+        """(45) The seconds until the target."""
         return self.problem.seconds(*self.plan)
 
     @property
     def rounds(self) -> float:
-        """(27) Mini-batches until the target."""
+        """(27) The mini-batches until the target."""
         return self.problem.rounds(*self.plan)
 
     @property
     def seconds_per_round(self) -> float:
-        """A mini-batch with its share of the aggregation."""
+        """The seconds of a mini-batch with its share of the aggregation."""
         return self.problem.seconds_per_round(*self.plan)
 
     @property
@@ -79,14 +78,14 @@ class Planned:
 
     @cached_property
     def bindings(self) -> tuple[str, ...]:
-        """What keeps each device's batch from growing: a limit, or that a larger one would not pay."""
+        """What keeps each device's batch from growing: a limit, or "optimum" if a larger one would not pay."""
         problem, batches = self.problem, np.array(self.plan.batches)
         cuts = np.array(self.plan.cuts)
-        here = table(problem).at(cuts)
+        here = problem.table.at(cuts)
         there, back = batch_sizes.times_of(problem, cuts, batches)
         room = problem.headroom(batches, cuts)
         price = self.seconds_per_round / room if room > 0 else np.inf
-        gain = price * problem.noise_rate / (batches * (batches + 1))  # what one sample more is worth, in seconds
+        gain = price * problem.noise_rate / (batches * (batches + 1))  # the seconds that one more sample is worth
         samples = np.full(len(batches), np.inf) if problem.samples is None else problem.samples
         names = np.full(len(batches), "optimum", dtype=object)
         names[(batches + 1) * here.back > back] = "downlink and backward"
@@ -109,10 +108,10 @@ def plan(
 ) -> Planned:
     """Choose a cut and a batch size for each device, for the least time until a target.
 
-    `costs`: of the model's layers, as its profile tells them. `bound`: what is known of the loss. `interval`:
-    mini-batches between aggregations. `samples`: how many each device holds; no batch is larger. `least_batch`: none is
-    smaller, unless a device has fewer samples; give 4 or more to a model with BatchNorm. `mode`: `joint` chooses the
-    batch sizes together with how long the slowest device may take; `paper` holds that fixed as HASFL does.
+    `costs`: of the model's layers, or its profile. `bound`: what is known about the loss. `interval`: mini-batches
+    between aggregations. `samples`: how many each device holds; no batch is larger. `least_batch`: no batch is smaller,
+    unless a device has fewer samples; use 4 or more for a model with BatchNorm. `mode`: `joint` chooses the batch sizes
+    together with the time limits of the slowest device; `paper` keeps these fixed, as HASFL does.
 
         profile = cutlayer.profile(models.vgg16(), (3, 32, 32), optimiser_slots=0)
         fast, slow = Device(flops=2e12, up=80e6, down=380e6), Device(flops=1e11, up=10e6, down=50e6)
@@ -140,7 +139,7 @@ def plan(
 
 
 def solve(problem: Problem, *, mode: Mode = "joint") -> Planned:
-    """The best plan found; an error where none reaches the target, or none fits any device."""
+    """Return the best plan found; raise if none reaches the target, or none fits any device."""
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}; it must be 'joint' or 'paper'")
     taking, notes = _those_that_fit(problem)
@@ -153,7 +152,7 @@ def solve(problem: Problem, *, mode: Mode = "joint") -> Planned:
 
 
 def _those_that_fit(problem: Problem) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The devices that hold the least batch and one layer, and a note for each that does not."""
+    """Return the devices that hold the smallest batch and one layer, and a note on each of the others."""
     fits = problem.capacity(np.ones(problem.num_devices, dtype=int)) >= problem.smallest
     what = "one sample" if problem.least == 1 else f"{problem.least} samples"
     if not fits.any():
@@ -180,7 +179,7 @@ def _only(problem: Problem, taking: tuple[int, ...]) -> Problem:
 
 
 def _reachable(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-    """The problem with a target that makes sense, and a note where it had to be raised."""
+    """Return the problem with a target that is reachable, and notes if it had to be raised."""
     bound = problem.bound
     drift = problem.drift_rate * float(problem.slopes[0])
     reasons = []
@@ -200,15 +199,15 @@ def _reachable(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
 
 def _usual(problem: Problem) -> Plan:
-    """The same for everyone, as far as it fits."""
-    capacity = table(problem).capacity
+    """Return the same batch and cut for everyone, as far as they fit."""
+    capacity = problem.table.capacity
     batches = np.minimum(REFERENCE_BATCH, capacity[:, 0]).astype(int)
     fitting = (batches[:, None] <= capacity).sum(axis=1)  # memory grows with the cut
     return as_plan(batches, np.minimum(max(problem.num_layers // 2, 1), fitting))
 
 
 def _best(problem: Problem, mode: Mode) -> Plan:
-    """The best over all starts; joint mode goes on from the paper's own where that is the best, so is never worse."""
+    """Return the best plan over all starts; joint mode includes the paper's own plan, so it is never worse."""
     plans = list(_from_starts(problem, "paper"))
     if plans:
         plans = [alternate(problem, least(problem, plans), "paper")]
@@ -221,22 +220,22 @@ def _best(problem: Problem, mode: Mode) -> Plan:
 
 
 def _from_starts(problem: Problem, mode: Mode) -> Iterator[Plan]:
-    """Where each start leads, with quick cuts: the proven ones are for the best of them."""
+    """Yield the plan that each start leads to, with quick cuts; only the best gets proven ones."""
     for batch in STARTS:
-        with suppress(InfeasibleError):  # this start leads nowhere; another one may
+        with suppress(InfeasibleError):  # another start may lead to a plan
             yield alternate(problem, start(problem, batch), mode, cut_layers.quick)
 
 
 def start(problem: Problem, batch: int) -> Plan:
-    """The same batch for everyone, as far as it fits with one layer, and cuts for it."""
+    """Return the same batch for everyone, as far as it fits with one layer, and cuts for it."""
     wanted = max(batch, problem.least)
-    batches = np.minimum(wanted, np.floor(table(problem).capacity[:, 0])).astype(np.int64)
+    batches = np.minimum(wanted, np.floor(problem.table.capacity[:, 0])).astype(np.int64)
     ones = np.ones_like(batches)
     return as_plan(batches, cut_layers.quick(problem, batches) if problem.headroom(batches, ones) > 0 else ones)
 
 
 def alternate(problem: Problem, given: Plan, mode: Mode, cut_step: CutStep = cut_layers.best) -> Plan:
-    """Algorithm 2 from a given plan: batches for the cuts, cuts for the batches, until neither gains."""
+    """Run Algorithm 2 from a given plan: batches for the cuts, cuts for the batches, until neither improves."""
     best, value = given, problem.seconds(*given)
     batches, cuts = (np.array(values, dtype=np.int64) for values in given)
     for turn in range(MOST_TURNS):
@@ -255,7 +254,7 @@ def alternate(problem: Problem, given: Plan, mode: Mode, cut_step: CutStep = cut
 
 
 def refine(problem: Problem, given: Plan) -> Plan:
-    """Joint mode from a given plan: Algorithm 2, and moves of many cuts at once, which it cannot make by itself."""
+    """Improve a plan in joint mode: by Algorithm 2, and by moves of many cuts at once, which it cannot make."""
     best = alternate(problem, given, "joint")
     for _ in range(MOST_TURNS):
         shifted = least(problem, [best, *_shifts(problem, np.array(best.cuts))])
@@ -266,8 +265,8 @@ def refine(problem: Problem, given: Plan) -> Plan:
 
 
 def _shifts(problem: Problem, cuts: Ints) -> Iterator[Plan]:
-    """All cuts no deeper than some layer, or no shallower where memory allows, each with its best batches."""
-    fitting = (table(problem).capacity >= problem.smallest[:, None]).sum(axis=1)  # memory grows with the cut
+    """Yield the plans with all cuts at most, or if memory allows at least, some layer, each with its best batches."""
+    fitting = (problem.table.capacity >= problem.smallest[:, None]).sum(axis=1)  # memory grows with the cut
     layers = range(1, problem.num_layers + 1)
     moved = [np.minimum(cuts, j) for j in layers] + [np.minimum(np.maximum(cuts, j), fitting) for j in layers]
     for candidate in np.unique(moved, axis=0):

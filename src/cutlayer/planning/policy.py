@@ -1,4 +1,4 @@
-"""How a round's batch sizes and cuts are found (HASFL, section VII): planned, at random, by resources, or fixed."""
+"""Policies for a round's batch sizes and cuts (HASFL, section VII): planned, random, by resources, or fixed."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,6 @@ from cutlayer.planning import batch_sizes, cut_layers, planner
 from cutlayer.planning.devices import Devices
 from cutlayer.planning.planner import MODES, Mode
 from cutlayer.planning.problem import Bound, Costs, Fleet, Ints, Problem
-from cutlayer.planning.tables import table
 
 log = logging.getLogger("cutlayer")
 
@@ -25,7 +24,7 @@ Ids = tuple[int, ...]
 ByClient = dict[int, int]
 Room = Callable[[int, int], int]
 
-# The paper's five: how the batch sizes are found, and how the cuts.
+# The paper's five policies: the rules for the batch sizes and for the cuts.
 BASELINES: dict[str, tuple[BatchRule, CutRule]] = {
     "hasfl": ("planned", "planned"),
     "rbs_hams": ("random", "planned"),
@@ -37,38 +36,38 @@ BASELINES: dict[str, tuple[BatchRule, CutRule]] = {
 
 @storable
 class RoundPlan(NamedTuple):
-    """The batch size and the cut of every client that takes part, and what stood in the way."""
+    """The batch size and the cut of every client that takes part, with notes on what had to be changed."""
 
     batches: ByClient
     cuts: ByClient
     notes: tuple[str, ...] = ()  # each a name such as infeasible_memory, then what happened
-    asked: Ids = ()  # whom it was made for, where that was noted: some may be left out
+    asked: Ids = ()  # the clients that it was made for, some of which may be left out; empty if not recorded
 
 
 class _Round(NamedTuple):
-    """What is known when a round is planned."""
+    """What a plan of a round depends on."""
 
     ids: Ids
     batch: int
     cut: int
     samples: Mapping[int, int]
-    key: int
-    bound: Bound | None
-    previous: RoundPlan | None
     room: Room  # the largest batch of a client at a cut
+    key: int = 0
+    bound: Bound | None = None
+    previous: RoundPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Makes the plan of a round, by a rule for the batch sizes and one for the cuts; or a tuple, by client number."""
+    """Plans a round by a rule for the batch sizes and one for the cuts; a tuple gives them by client number."""
 
     batches: BatchRule | tuple[int, ...] = "planned"
     cuts: CutRule | tuple[int, ...] = "planned"
-    mode: Mode = "joint"  # of the planner, where it finds both
+    mode: Mode = "joint"  # of the planner, if it finds both
     interval: int = 15  # mini-batches between aggregations
     least_batch: int = 1  # no planned batch is smaller, unless a client has fewer samples
     random_batch: tuple[int, int] = (1, 64)  # from, to
-    devices: Devices | None = None  # where given, no batch is larger than what their memory holds
+    devices: Devices | None = None  # if given, every batch fits their memory
     costs: Costs | None = None  # of the model's layers
 
     def __post_init__(self) -> None:
@@ -102,7 +101,7 @@ class Policy:
 
     @property
     def estimates(self) -> bool:
-        """Whether it needs a bound, whose constants are estimated from gradients."""
+        """Whether it needs a bound, which is estimated from gradients."""
         return "planned" in (self.batches, self.cuts)
 
     @property
@@ -112,14 +111,14 @@ class Policy:
 
     @property
     def smallest_batch(self) -> int | None:
-        """Of any client in any round; None where it is the run's own."""
+        """The smallest batch of any client in any round; None if it is that of the run."""
         if isinstance(self.batches, tuple):
             return min(self.batches)
         return {"planned": self.least_batch, "random": self.random_batch[0]}.get(self.batches)
 
     @property
     def num_clients(self) -> int | None:
-        """How many the lists of batches and cuts are for; None where there is no list."""
+        """The length of the lists of batches and cuts; None if there is no list."""
         lists = [len(rule) for rule in (self.batches, self.cuts) if isinstance(rule, tuple)]
         if len(set(lists)) > 1:
             raise ConfigError(f"hasfl has {lists[0]} batches and {lists[1]} cuts; give one of each for each client")
@@ -136,39 +135,52 @@ class Policy:
         bound: Bound | None,
         previous: RoundPlan | None,
     ) -> RoundPlan:
-        """The plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
-        self._check_cut("cut", cut)
-        room = self._room(ids, samples)
-        everyone = _Round(ids, batch, cut, samples, key, bound, previous, room)
-        taking, notes = self._those_that_fit(everyone)
-        those = everyone._replace(ids=taking)
+        """Return the plan of these clients; `batch` and `cut` are the fixed ones, `key` is the round's own."""
+        now, notes = self._begun(_Round(ids, batch, cut, samples, self._room(ids, samples), key, bound, previous))
         try:
-            found = self._found(those)
+            found = self._found(now)
         except InfeasibleError as error:
-            found = self._kept(those, error)
-        capped = {j: min(found.batches[j], room(j, found.cuts[j])) for j in taking}
-        _tell_new(notes + found.notes, previous)
-        return RoundPlan(capped, found.cuts, notes + found.notes)
+            found = self._kept(now, error)
+        notes += found.notes
+        _tell_new(notes, previous)
+        return self._capped(now, found, notes)
+
+    def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
+        """Return the same batch size and cut for everyone, as far as they fit, before the loss is known."""
+        now, notes = self._begun(_Round(ids, batch, cut, samples, self._room(ids, samples)))
+        return self._capped(now, self._fixed(now), notes)
+
+    def _begun(self, everyone: _Round) -> tuple[_Round, tuple[str, ...]]:
+        """Return the round with the clients that can take part, and a note on each of the others."""
+        self._check_cut("cut", everyone.cut)
+        taking, notes = self._those_that_fit(everyone)
+        return everyone._replace(ids=taking), notes
+
+    def _capped(self, now: _Round, plan: RoundPlan, notes: tuple[str, ...]) -> RoundPlan:
+        """Return the plan with each batch limited to what its client can hold."""
+        return RoundPlan({j: min(plan.batches[j], now.room(j, plan.cuts[j])) for j in now.ids}, plan.cuts, notes)
 
     def _found(self, now: _Round) -> RoundPlan:
-        ids = now.ids
+        if now.bound is None and self.estimates:
+            raise ConfigError("a plan needs a bound: estimate one before the first round")
+        if self.batches != "planned" and self.cuts not in ("planned", "resources"):
+            return RoundPlan(self._given_batches(now), self._given_cuts(now))
+        ids, problem = now.ids, self._problem(now.ids, now.samples, now.bound)
         if self.batches == "planned" and self.cuts == "planned":
-            planned = planner.solve(self._problem(now), mode=self.mode)
+            planned = planner.solve(problem, mode=self.mode)
             return RoundPlan(_by_client(ids, planned.plan.batches), _by_client(ids, planned.plan.cuts), planned.notes)
         if self.batches == "planned":
             cuts = self._given_cuts(now)
-            return RoundPlan(_by_client(ids, batch_sizes.joint(self._problem(now), _array(ids, cuts))), cuts)
+            return RoundPlan(_by_client(ids, batch_sizes.joint(problem, _array(ids, cuts))), cuts)
         batches = self._given_batches(now)
-        if self.cuts not in ("planned", "resources"):
-            return RoundPlan(batches, self._given_cuts(now))
         fitting = _array(ids, {j: min(batches[j], now.room(j, 1)) for j in ids})
         if self.cuts == "resources":
-            return RoundPlan(batches, _by_client(ids, by_resources(self._problem(now), fitting)))
+            return RoundPlan(batches, _by_client(ids, by_resources(problem, fitting)))
         before = None if (kept := _previous(now)) is None else _array(ids, kept.cuts)
-        return RoundPlan(batches, _by_client(ids, cut_layers.best(self._problem(now), fitting, before)))
+        return RoundPlan(batches, _by_client(ids, cut_layers.best(problem, fitting, before)))
 
     def _kept(self, now: _Round, error: InfeasibleError) -> RoundPlan:
-        """What was to be planned is as before, or fixed; what is drawn at random is drawn all the same."""
+        """Return the previous plan, or a fixed one, for what was to be planned; random rules still apply."""
         kept, told = _previous(now), "the previous plan is kept"
         if kept is None:
             kept, told = self._fixed(now), f"batch size {now.batch} and cut {now.cut} are used as far as they fit"
@@ -179,22 +191,13 @@ class Policy:
         )
 
     def _fixed(self, now: _Round) -> RoundPlan:
-        """The same for everyone; a device that does not hold the least batch there has fewer layers."""
+        """Return the same for everyone; a device that cannot hold the smallest batch at that cut gets fewer layers."""
         cuts = {
             j: max(cut for cut in range(1, now.cut + 1) if now.room(j, cut) >= self._least(now, j)) for j in now.ids
         }
         return RoundPlan(dict.fromkeys(now.ids, now.batch), cuts)
 
-    def probe(self, ids: Ids, *, batch: int, cut: int, samples: Mapping[int, int]) -> RoundPlan:
-        """The same for everyone as far as it fits, before anything is known of the loss."""
-        self._check_cut("cut", cut)
-        room = self._room(ids, samples)
-        everyone = _Round(ids, batch, cut, samples, 0, None, None, room)
-        taking, notes = self._those_that_fit(everyone)
-        plan = self._fixed(everyone._replace(ids=taking))
-        return RoundPlan({j: min(batch, room(j, plan.cuts[j])) for j in taking}, plan.cuts, notes)
-
-    # -- what depends on nobody else --------------------------------------------------------------------------------
+    # -- rules that look at one client alone ------------------------------------------------------------------------
 
     def _given_batches(self, now: _Round) -> ByClient:
         if self.batches == "random":
@@ -208,7 +211,7 @@ class Policy:
         return self._fixed_cuts(now)
 
     def _random_cut(self, now: _Round, client: int) -> int:
-        """Drawn again until the least batch fits."""
+        """Draw a cut, again until the smallest batch fits."""
         draw = keys.generator(now.key, "cut", client)
         while True:
             cut = int(draw.integers(1, self._num_layers))
@@ -233,15 +236,15 @@ class Policy:
         return len(self.costs.forward)
 
     def _room(self, ids: Ids, samples: Mapping[int, int]) -> Room:
-        """By a client's samples, and by the memory of its device."""
+        """Return the largest batch as a function of client and cut, by its samples and the memory of its device."""
         if self.devices is None:
             return lambda client, cut: samples[client]
-        capacity = table(self._problem_of(ids, samples, _no_bound(self._num_layers))).capacity
+        capacity = self._problem(ids, samples).table.capacity
         rows = dict(zip(ids, np.floor(capacity).astype(np.int64).tolist(), strict=True))
         return lambda client, cut: int(rows[client][cut - 1])
 
     def _those_that_fit(self, now: _Round) -> tuple[Ids, tuple[str, ...]]:
-        """The clients that hold the least batch at their cut, at cut 1 where it is not fixed; a note on each other."""
+        """Return the clients that hold the smallest batch at their cut (1 if it is not fixed), and notes on others."""
         free = self.cuts in ("planned", "random", "resources")
         cuts = dict.fromkeys(now.ids, 1) if free else self._fixed_cuts(now)
         fits = tuple(j for j in now.ids if now.room(j, cuts[j]) >= self._least(now, j))
@@ -260,20 +263,16 @@ class Policy:
         return fits, tuple(notes)
 
     def _least(self, now: _Round, client: int) -> int:
-        """The smallest batch that a client must hold."""
+        """Return the smallest batch that a client must hold."""
         return max(min(self.least_batch, now.samples[client]), 1) if self.batches == "planned" else 1
 
-    def _problem(self, now: _Round) -> Problem:
-        if now.bound is None and self.estimates:
-            raise ConfigError("a plan needs a bound: estimate one before the first round")
-        return self._problem_of(now.ids, now.samples, now.bound or _no_bound(self._num_layers))
-
-    def _problem_of(self, ids: Ids, samples: Mapping[int, int], bound: Bound) -> Problem:
+    def _problem(self, ids: Ids, samples: Mapping[int, int], bound: Bound | None = None) -> Problem:
+        """Return the planner's problem for these clients; without a bound only its memory and times are meaningful."""
         assert self.costs is not None and self.devices is not None  # as checked
         return Problem(
             costs=self.costs,
             fleet=Fleet.of(self.devices, ids),
-            bound=bound,
+            bound=bound or _no_bound(self._num_layers),
             interval=self.interval,
             samples=np.array([samples[j] for j in ids], dtype=np.int64),
             least=self.least_batch,
@@ -281,11 +280,11 @@ class Policy:
 
 
 def by_resources(problem: Problem, batches: Ints) -> Ints:
-    """The cuts at which each device and its share of the server take the least time, whatever the others choose.
+    """Return the cuts at which each device and its share of the server take the least time, whatever the others choose.
 
-    Convergence plays no part, so the bound is not looked at. Among cuts that take the same time, the first.
+    Convergence is ignored, so the bound is not used. Among cuts that take the same time, the first is chosen.
     """
-    costs, fleet, one = problem.costs, problem.fleet, table(problem)
+    costs, fleet, one = problem.costs, problem.fleet, problem.table
     step = batches[:, None] * (one.there + one.back + problem.num_devices * one.server)
     models = np.outer(1 / fleet.fed_up + 1 / fleet.fed_down, costs.model) / problem.interval
     cuts: Ints = np.where(batches[:, None] <= one.capacity, step + models, np.inf).argmin(axis=1) + 1
@@ -293,7 +292,7 @@ def by_resources(problem: Problem, batches: Ints) -> Ints:
 
 
 def _tell_new(notes: tuple[str, ...], previous: RoundPlan | None) -> None:
-    """Log what is noted for the first time: the numbers in a note change from round to round, its name does not."""
+    """Log notes that the previous plan did not have, compared by name: the numbers in them change every round."""
     known = {note.partition(":")[0] for note in previous.notes} if previous is not None else set()
     for note in notes:
         if note.partition(":")[0] not in known:
@@ -305,13 +304,13 @@ def _counted(samples: int) -> str:
 
 
 def _no_bound(num_layers: int) -> Bound:
-    """For what depends on memory and time alone."""
+    """Return a bound for problems of which only memory and times are used."""
     none = np.zeros(num_layers)
     return Bound(beta=1.0, lr=1.0, noise=none, slope=none, gap=1.0)
 
 
 def _previous(now: _Round) -> RoundPlan | None:
-    """The previous plan of these clients, if all of them had one."""
+    """Return the previous plan of these clients, if it included all of them."""
     before = now.previous
     if before is None or not all(j in before.cuts for j in now.ids):
         return None
@@ -319,7 +318,7 @@ def _previous(now: _Round) -> RoundPlan | None:
 
 
 def _own(name: str, rule: Any, client: int, default: int) -> int:
-    """A client's own number where the rule gives one, or the fixed one."""
+    """Return a client's own number if the rule is a list, or the fixed one."""
     if rule == "fixed":
         return default
     if client >= len(rule):

@@ -1,4 +1,4 @@
-"""What the convergence bound needs to know of a model before any training: one batch tells."""
+"""An estimate of the convergence bound before any training, from one batch."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from cutlayer.split.segment import Values
 
 
 def probe(split: Split, x: Tensor | Tensors, y: Tensor, *, lr: float, key: int = 0) -> Bound:
-    """The bound's constants at the model's present weights, estimated from one batch; of an odd batch all but one.
+    """Estimate the bound's constants at the model's current weights from one batch; an odd one loses its last sample.
 
-    Noise comes from the two halves of the batch, slopes from its gradient, beta from a step of this learning rate along
-    that gradient, and the gap is the loss, as if the best one were zero. Neither the model nor torch's generators
-    change.
+    The noise comes from the two halves of the batch, the slopes from its gradient, beta from a step with this learning
+    rate along that gradient, and the gap is the loss, as if the best one were zero. Neither the model nor torch's
+    generators change.
     """
     check_positive("lr", lr)
     inputs = len(tree.tensors(x)[0])
@@ -56,7 +56,7 @@ def probe(split: Split, x: Tensor | Tensors, y: Tensor, *, lr: float, key: int =
 
 
 def _gradient(split: Split, values: Values, x: Tensor | Tensors, y: Tensor, key: int) -> tuple[Tensor, Tensors]:
-    """The loss and the gradients of all trained parameters."""
+    """Return the loss and the gradients of all trained parameters."""
 
     def loss_at(part: Values) -> tuple[Tensor, Tensors]:
         out, buffers = split.whole(part, x, key)

@@ -1,12 +1,13 @@
 """The planner's problem: each device's cut and batch size, and what they cost (HASFL, sections IV to VI).
 
-Cuts are numbers of layers at the device, from 1 to L; entry j - 1 of an array is for cut j. Workloads are FLOPs, data
-are bits. A device's layers up to its cut are its own between aggregations; those above the deepest cut of all devices
-are common, and the ones between are its own too, but at the server.
+A cut is the number of layers at the device, from 1 to L; entry j - 1 of an array is for cut j. Workloads are in FLOPs,
+data in bits. Between aggregations, a device has its own layers up to its cut and, at the server, from there to the
+deepest cut of all devices; the layers above are common.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,18 +19,20 @@ from cutlayer.planning.profile import Profile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 VALUE_BITS = 32
-REFERENCE_BATCH = 16  # the plan for which the default target is reachable with a margin: this batch for everyone, ...
-MARGIN = 1.0  # ... half of the layers at the devices
-LEAST_GAP = 1e-12  # where the loss is zero there is nothing left to gain, but a plan all the same
-LARGEST_BATCH = 2**31  # a number that is still whole as a float, where memory is unlimited
-STRICTLY = 1 - 1e-9  # memory must be less than what there is
+REFERENCE_BATCH = 16  # the default target is reachable, with a margin, by this batch for everyone ...
+MARGIN = 1.0  # ... and half of the layers at the devices
+LEAST_GAP = 1e-12  # so that a loss of zero has a plan, too
+LARGEST_BATCH = 2**31  # if memory is unlimited; exact as a float
+GAP = 1e-9  # relative: a smaller gain counts as none
+STRICTLY = 1 - 1e-9  # memory in use must be strictly less than the limit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
-    """Of one sample through the layers up to each cut."""
+    """The costs of one sample through the layers up to each cut."""
 
     forward: Floats  # rho: FLOPs, cumulative
     backward: Floats  # varpi: FLOPs, cumulative
@@ -40,7 +43,7 @@ class Costs:
 
     @classmethod
     def of(cls, profile: Profile) -> "Costs":
-        """From a model's profile; a backward pass counts as two forward passes, as on the clock."""
+        """Make them from a model's profile; a backward pass counts as two forward passes, as on the clock."""
         forward = np.array(profile.cumulative_forward_flops[1:], dtype=float)
         crossing = VALUE_BITS * np.array(profile.activations[1:], dtype=float)
         return cls(
@@ -60,7 +63,7 @@ class Costs:
 
     @property
     def above(self) -> Floats:
-        """FLOPs of one sample, both ways, that are left to the server."""
+        """FLOPs of one sample, forward and backward, that are left to the server."""
         both = self.forward + self.backward
         above: Floats = both[-1] - both
         return above
@@ -82,7 +85,7 @@ class Fleet:
 
     @classmethod
     def of(cls, devices: Devices, ids: tuple[int, ...] | None = None) -> "Fleet":
-        """These clients' devices; all of them by default."""
+        """Make it from the devices of these clients, by default of all."""
         chosen = devices.clients if ids is None else tuple(devices.clients[j] for j in ids)
         return cls(
             flops=np.array([d.flops for d in chosen]),
@@ -96,20 +99,17 @@ class Fleet:
             server_down=devices.server_down,
         )
 
-    def __len__(self) -> int:
-        return len(self.flops)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound:
-    """The constants of the convergence bound (16): what is known of the loss and its gradients."""
+    """The constants of the convergence bound (16): what is known about the loss and its gradients."""
 
     beta: float  # smoothness: how fast gradients change
     lr: float  # gamma
     noise: Floats  # sigma_j^2: variance of one sample's gradient in each layer
     slope: Floats  # G_j^2: squared norm of each layer's gradient
-    gap: float  # vartheta: the loss above the best one
-    target: float | None = None  # epsilon: mean squared gradient norm to reach; a rule of the problem by default
+    gap: float  # vartheta: the loss less the best loss
+    target: float | None = None  # epsilon: mean squared gradient norm to reach; see Problem.target for the default
 
     def __post_init__(self) -> None:
         for name in ("beta", "lr", "gap"):
@@ -122,15 +122,6 @@ class Bound:
             check(holds, f"{name} of a bound", getattr(self, name), "a number from 0 up for each layer")
             object.__setattr__(self, name, values)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Bound) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def _values(self) -> tuple[object, ...]:
-        return self.beta, self.lr, tuple(self.noise), tuple(self.slope), self.gap, self.target
-
     @property
     def valid(self) -> bool:
         """Whether the theorem holds at this learning rate."""
@@ -139,7 +130,7 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Latency:
-    """The terms of one training round and one aggregation, in seconds, by the equations' numbers."""
+    """The terms of one training round and one aggregation, in seconds, with the numbers of their equations."""
 
     forward: Floats  # (28) at each device
     up: Floats  # (29)
@@ -154,25 +145,47 @@ class Latency:
 
     @property
     def split(self) -> float:
-        """(38) One mini-batch of everyone."""
+        """(38) The seconds of one mini-batch of everyone."""
         there, back = (self.forward + self.up).max(), (self.down + self.backward).max()
         return float(there + self.server_forward + self.server_backward + back)
 
     @property
     def aggregation(self) -> float:
-        """(39) The devices' own layers to the fed server and back."""
+        """(39) The seconds to send the devices' own layers to the fed server and back."""
         up, down = max(self.model_up.max(), self.servers_up), max(self.model_down.max(), self.servers_down)
         return float(up + down)
 
     @property
     def own(self) -> Floats:
-        """What a mini-batch takes each device by itself."""
+        """The seconds of a mini-batch at each device by itself."""
         return self.forward + self.up + self.down + self.backward
 
     @property
     def straggler(self) -> int:
         """The device that takes the longest."""
         return int(self.own.argmax())
+
+
+class CostTable(NamedTuple):
+    """What one sample costs each device at each cut: a row a device, a column a cut."""
+
+    there: Floats  # seconds of forward and uplink: what R3 bounds
+    back: Floats  # seconds of downlink and backward: R4
+    server: Floats  # C of (47): seconds at the server, the same for all devices; one row
+    capacity: Floats  # the largest batch by memory and samples, not rounded
+
+    def at(self, cuts: Ints) -> "CostTable":
+        """Return the entries for one cut a device, as vectors."""
+        i, j = np.arange(len(cuts)), cuts - 1
+        return CostTable(self.there[i, j], self.back[i, j], self.server[j], self.capacity[i, j])
+
+
+def of_others(values: Floats | Ints) -> Floats:
+    """Return, for each entry, the largest of all others; 0 if there is only one."""
+    others = np.full(len(values), values.max(), dtype=float)
+    k = int(values.argmax())
+    others[k] = np.delete(values, k).max(initial=0)
+    return others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,7 +214,7 @@ class Problem:
 
     @property
     def num_devices(self) -> int:
-        return len(self.fleet)
+        return len(self.fleet.flops)
 
     @property
     def num_layers(self) -> int:
@@ -213,17 +226,29 @@ class Problem:
         everyone: Floats = np.full(self.num_devices, float(self.least))
         return everyone if self.samples is None else np.maximum(np.minimum(everyone, self.samples), 1.0)
 
+    @cached_property
+    def table(self) -> CostTable:
+        """What one sample costs each device at each cut."""
+        costs, fleet = self.costs, self.fleet
+        room = [self.capacity(np.full(self.num_devices, cut)) for cut in range(1, self.num_layers + 1)]
+        return CostTable(
+            there=np.outer(1 / fleet.flops, costs.forward) + np.outer(1 / fleet.up, costs.up),
+            back=np.outer(1 / fleet.down, costs.down) + np.outer(1 / fleet.flops, costs.backward),
+            server=costs.above / fleet.server,
+            capacity=np.stack(room, axis=1),
+        )
+
     # -- convergence ----------------------------------------------------------------------------------------------
 
     @property
     def noise_rate(self) -> float:
-        """B of (27): what a sample less costs."""
+        """B of (27): the noise term is the sum of B / batch."""
         bound = self.bound
         return bound.beta * bound.lr / self.num_devices**2 * float(bound.noise.sum())
 
     @property
     def drift_rate(self) -> float:
-        """K of (27): what a layer below the deepest cut costs; nothing where everything is aggregated at each step."""
+        """K of (27): the drift per squared gradient norm below the deepest cut; zero if every step aggregates."""
         return 4 * (self.bound.beta * self.bound.lr * self.interval) ** 2 if self.interval > 1 else 0.0
 
     @cached_property
@@ -234,40 +259,40 @@ class Problem:
 
     @property
     def target(self) -> float:
-        """epsilon: the bound's own, or one that a middling plan reaches with a margin."""
+        """epsilon: that of the bound, or by default one that a middling plan reaches with a margin."""
         if self.bound.target is not None:
             return self.bound.target
         middle = self.slopes[max(self.num_layers // 2 - 1, 0)]
         return float((1 + MARGIN) * (self.noise_rate * self.num_devices / REFERENCE_BATCH + self.drift_rate * middle))
 
     def headroom(self, batches: ArrayLike, cuts: ArrayLike) -> float:
-        """The denominator of (45): how far the bound's constant part stays below the target."""
+        """Return the denominator of (45): the target less the bound's constant part."""
         noise = self.noise_rate * float((1 / np.asarray(batches, dtype=float)).sum())
         deepest = int(np.asarray(cuts).max())
         return float(self.target - noise - self.drift_rate * self.slopes[deepest - 1])
 
     def rounds(self, batches: ArrayLike, cuts: ArrayLike) -> float:
-        """(27) Mini-batches until the target; infinitely many where the plan cannot reach it."""
+        """Return the mini-batches until the target (27); infinite if the plan cannot reach it."""
         room = self.headroom(batches, cuts)
         return 2 * self.bound.gap / (self.bound.lr * room) if room > 0 else float("inf")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def capacity(self, cuts: ArrayLike) -> Floats:
-        """The largest batch, not rounded, of each device that fits its memory (C4) and its data."""
+        """Return the largest batch, not rounded, of each device that fits its memory (C4) and its samples."""
         j = np.asarray(cuts) - 1
         room = STRICTLY * self.fleet.memory - self.costs.state[j] - self.costs.model[j]
         largest: Floats = np.minimum(room / self.costs.held[j], LARGEST_BATCH)
         return largest if self.samples is None else np.minimum(largest, self.samples)
 
     def fits(self, batches: ArrayLike, cuts: ArrayLike) -> bool:
-        """C4, and no more samples than there are."""
+        """Return whether all batches fit the memory (C4) and the samples."""
         return bool((np.asarray(batches) <= self.capacity(cuts)).all())
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def latency(self, batches: ArrayLike, cuts: ArrayLike) -> Latency:
-        """Equations 28 to 37."""
+        """Return the terms of equations 28 to 37."""
         b, j = np.asarray(batches, dtype=float), np.asarray(cuts) - 1
         costs, fleet = self.costs, self.fleet
         own = costs.model[j]
@@ -286,12 +311,12 @@ class Problem:
         )
 
     def seconds_per_round(self, batches: ArrayLike, cuts: ArrayLike) -> float:
-        """A mini-batch with its share of the aggregation."""
+        """Return the seconds of a mini-batch with its share of the aggregation."""
         latency = self.latency(batches, cuts)
         return latency.split + latency.aggregation / self.interval
 
     def seconds(self, batches: ArrayLike, cuts: ArrayLike) -> float:
-        """(45) Seconds until the target; infinitely many where memory or the target forbid the plan."""
+        """Return the seconds until the target (45); infinite if it does not fit the memory or misses the target."""
         if not self.fits(batches, cuts):
             return float("inf")
         return self.rounds(batches, cuts) * self.seconds_per_round(batches, cuts)

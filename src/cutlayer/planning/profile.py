@@ -1,4 +1,4 @@
-"""What each unit of a model costs: the table that the planner and the clock read."""
+"""The costs of each unit of a model, for the planner and the clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class UnitProfile:
 
     name: str
     forward_flops: int
-    backward_flops: int  # both gradients; the first unit has none for its input, frozen parameters have none
+    backward_flops: int  # of both gradients; without that of the model's input and those of frozen parameters
     activation: int  # elements that leave the unit
-    params: int  # elements, frozen ones included; a tied parameter counts where it comes first
+    params: int  # elements, frozen ones included; a tied parameter counts in its first unit
     optimiser_state: int  # elements
 
     @property
@@ -55,10 +55,6 @@ class Profile:
     def cumulative_forward_flops(self) -> tuple[int, ...]:
         return _cumulative(row.forward_flops for row in self.rows)
 
-    @cached_property
-    def cumulative_backward_flops(self) -> tuple[int, ...]:
-        return _cumulative(row.backward_flops for row in self.rows)
-
     @property
     def macs(self) -> int:
         """Multiply-adds of the whole forward pass."""
@@ -69,25 +65,26 @@ class Profile:
         return self.cumulative_params[-1]
 
     def client_units(self, cut: int, head: int | None = None) -> tuple[UnitProfile, ...]:
-        """The units at the client: those below the cut, and in a U-shape those from the head on."""
+        """Return the units at the client: those below the cut, and in a U-shape those from the head on."""
         return self.rows[:cut] + (self.rows[head:] if head is not None else ())
 
     def crossing(self, cut: int, head: int | None = None) -> int:
-        """Elements of a sample that cross, one way: at the cut, and in a U-shape at the head."""
+        """Return the elements of a sample that cross in one direction: at the cut, and in a U-shape at the head."""
         return self.activations[cut] + (self.activations[head] if head is not None else 0)
 
     def share(self, cut: int) -> float:
-        """O(L): the part of the forward pass that lies below the cut."""
+        """Return O(L): the fraction of the forward FLOPs below the cut."""
         return self.cumulative_forward_flops[cut] / self.cumulative_forward_flops[-1]
 
 
 def profile(
     model: nn.Module | Split, sample: Tensor | Mapping[str, Tensor] | tuple[int, ...], optimiser_slots: int = 1
 ) -> Profile:
-    """Measure every unit on one sample: a batch, of which the first is taken, or the shape of one input.
+    """Measure every unit on one sample: the first of a batch, or the shape of one input.
 
-    Nothing is computed: shapes run through the units, forward and backward, in eval mode.
-    `optimiser_slots` is the number of values kept a parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
+    Nothing is computed: tensors without content run through the units, forward and backward, in eval mode.
+    `optimiser_slots` is the number of values that the optimiser keeps a parameter: 0 for plain SGD, 1 with momentum, 2
+    for Adam.
     """
     structure = skeleton(model.model if isinstance(model, Split) else model).eval()
     x = _one_sample(structure, sample)
@@ -101,8 +98,8 @@ def profile(
 
 
 def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tuple[UnitProfile, Any]:
-    """The profile of a unit and the value that leaves it, ready for the next unit."""
-    module = unit.module.to("meta")  # constants that tracing found are still elsewhere
+    """Return the profile of a unit, and its output as input of the next unit."""
+    module = unit.module.to("meta")  # constants that tracing found are not there yet
     with FlopCounterMode(display=False) as forward:
         out = module(x)
     ends = [a for a in tree.tensors(out) if a.requires_grad]
@@ -114,7 +111,7 @@ def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tup
     row = UnitProfile(
         name=unit.name,
         forward_flops=forward.get_total_flops(),
-        # The counter takes the weight gradient of a grouped convolution for that of a full one.
+        # The counter counts the weight gradient of a grouped convolution as that of a full one.
         backward_flops=min(backward.get_total_flops(), 2 * forward.get_total_flops()),
         activation=sum(a.numel() for a in tree.tensors(out)),
         params=sum(p.numel() for p in new),

@@ -1,1 +1,1 @@
-"""Runs: rounds, what is measured of them, and the folder that keeps it all. May import everything below `remote`."""
+"""Runs: configuration, rounds, evaluation, checkpoints, folders. May import all packages below `remote`."""

@@ -1,4 +1,4 @@
-"""From a run as data to the things that train."""
+"""Builds what a configured run names: data, model, method, devices and the training itself."""
 
 import math
 import warnings
@@ -34,7 +34,7 @@ from cutlayer.split import Split
 
 
 def training(run: Run, root: Path | None = None) -> Training:
-    """Everything that a run names, ready for its first round."""
+    """Return the training of a run in simulation, ready for its first round."""
     check_device(run.device)
     if run.sample is not None:
         raise ConfigError(
@@ -72,14 +72,14 @@ def training(run: Run, root: Path | None = None) -> Training:
 
 
 def meters(run: Run) -> tuple[Meter, ...]:
-    """The meters that a run names."""
+    """Return the meters that a run names."""
     if "ledger" in run.meters:
         raise ConfigError("the ledger watches every run; leave it out of meters")
     return tuple(registry.find("meter", METERS, name)() for name in run.meters)
 
 
 class Dealt(NamedTuple):
-    """The samples of a run, and whose they are."""
+    """The samples of a run, and which client holds which."""
 
     data: Arrays
     partition: Partition
@@ -88,34 +88,41 @@ class Dealt(NamedTuple):
 
 
 def dealt(run: Run, root: Path | None = None) -> Dealt:
-    """The run's data, as it deals them to its clients."""
+    """Load the run's data and divide them among its clients."""
     sets = dataset(run, root)
-    data, test = (_some(d, run.subset, keys.fold(run.seed, "subset")) for d in (sets.train, sets.test))
+    data, test = sets.train, sets.test
+    if run.subset < 1:
+        data, test = (split_off(whole, run.subset, keys.fold(run.seed, "subset"))[1] for whole in (data, test))
     validation = None
     if run.validation:
         data, validation = split_off(data, run.validation, keys.fold(run.seed, "validation"))
     scheme = registry.make("partition", PARTITIONS, run.partition.name, run.partition.options)
     partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
     if data.groups is not None and run.partition.name == "natural":
-        test = test.of_groups(partition.names)  # the clients' own roles or speakers
+        test = test.of_groups(partition.names)  # test on the groups (roles, speakers) that are clients
     return Dealt(data, partition, test, validation)
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
-    """The run's method for samples like these, and the devices that it plans for, where the run has any."""
-    if run.devices is None:
-        return method(run, split), None
-    known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
-    pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
-    return method(run, split, pool, known), pool
-
-
-def _some(data: Arrays, fraction: float, key: int) -> Arrays:
-    return data if fraction == 1 else split_off(data, fraction, key)[1]
+    """Build the run's method for samples like these, and its simulated devices, if it has any."""
+    options, pool = dict(run.method.options), None
+    if run.devices is not None:
+        known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
+        pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
+        if _regulates(run):
+            below = sum(unit.forward_flops for unit in known.client_units(split.cut, split.head))
+            cut_bits = 32 * known.crossing(split.cut, split.head)
+            options["seconds_per_sample"] = pool.seconds_per_sample(flops_below=below, cut_bits=cut_bits)
+        if _plans(run):
+            options |= {"devices": pool, "costs": Costs.of(known)}
+    client_opt, server_opt = (
+        optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
+    )
+    return methods.build(run.method.name, split, client_opt, server_opt, **options), pool
 
 
 def dataset(run: Run, root: Path | None = None) -> Dataset:
-    """The run's data; texts are read with the tokenizer of its model."""
+    """Load the run's data set; texts are encoded with the tokenizer of its model."""
     if run.data in SOURCES and run.model.name == "causal_lm":
         raise ConfigError(
             f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
@@ -134,10 +141,11 @@ def dataset(run: Run, root: Path | None = None) -> Dataset:
 
 
 def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
-    """The run's model, cut; the initial weights are a function of the seed, or come from a file."""
+    """Return the run's model, cut; its initial weights are a function of the seed, or come from a file."""
     task = DEFINITIONS.get(run.data)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
-    options = fitted(run.model, _shape(data), data.num_classes, **texts)
+    shape = tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()
+    options = fitted(run.model, shape, data.num_classes, **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
         net = model(run.model.name, options)
@@ -149,32 +157,27 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
 
 
 def _found(file: str, root: Path | None) -> Path:
-    """The file of this name in the working folder or, if there is none, in the data folder."""
+    """Return the file of this name in the working folder or, if there is none, in the data folder."""
     folder = data_folder(root)
     below = None if folder is None else folder / file
     return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:
-    """What each unit costs on such samples; a model that does not fit them is told of in a user's words."""
+    """Profile each unit on such samples; refuse a model that does not fit them."""
     split.rehearse(few.x, few.y, few.num_classes)
     client_opt = optim.build(run.optimiser.name, **run.optimiser.options)
     return profile(split, few.x, optimiser_slots=len(client_opt.moments))
 
 
 def devices(choice: Choice, model: Profile, num_clients: int, key: int) -> Devices:
-    """Simulated devices for a model of these costs."""
+    """Draw the simulated devices for a model of these costs."""
     scheme = registry.make("devices", DEVICES, choice.name, choice.options)
     return scheme.draw(num_clients, model.cumulative_forward_flops[-1], key)
 
 
-def _seconds_per_sample(pool: Devices, costs: Profile, split: Split) -> tuple[float, ...]:
-    below = sum(unit.forward_flops for unit in costs.client_units(split.cut, split.head))
-    return pool.seconds_per_sample(flops_below=below, cut_bits=32 * costs.crossing(split.cut, split.head))
-
-
 def reads_devices(run: Run) -> bool:
-    """Whether devices steer the run's method; elsewhere they only tell the simulated time."""
+    """Return whether devices influence the run's method; for other methods they only set the simulated time."""
     return _regulates(run) or _plans(run)
 
 
@@ -186,22 +189,8 @@ def _plans(run: Run) -> bool:
     return "devices" in registry.options_of(methods.METHODS[run.method.name])
 
 
-def method(run: Run, split: Split, pool: Devices | None = None, costs: Profile | None = None) -> Method:
-    """The run's method with its model and optimisers, and what it asks to know of the devices, where there are any."""
-    client_opt, server_opt = (
-        optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
-    )
-    options = dict(run.method.options)
-    if pool is not None and costs is not None:
-        if _regulates(run):
-            options["seconds_per_sample"] = _seconds_per_sample(pool, costs, split)
-        if _plans(run):
-            options |= {"devices": pool, "costs": Costs.of(costs)}
-    return methods.build(run.method.name, split, client_opt, server_opt, **options)
-
-
 def model(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """The model of this name; options that make no model of it are told of in a user's words."""
+    """Build the model of this name; refuse options that it cannot be built with."""
     given = ", ".join(f"{k} = {literal(v)}" for k, v in options.items())
     try:
         with warnings.catch_warnings():
@@ -217,7 +206,7 @@ def model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **more: Any) -> dict[str, Any]:
-    """The model's options, with those that the data decide filled in: the shape of one input, if it is one tensor."""
+    """Return the model's options, plus those that follow from the data; `shape`: of one input, if it is one tensor."""
     known = registry.options_of(registry.find("model", MODELS, model.name))
     facts = {"num_classes": num_classes, "in_features": math.prod(shape) if shape else None, **more}
     if len(shape) == 1:
@@ -225,7 +214,3 @@ def fitted(model: Choice, shape: tuple[int, ...], num_classes: int | None, **mor
     if len(shape) == 3:
         facts |= {"in_channels": shape[0], "image_size": shape[-1]}
     return {**{k: v for k, v in facts.items() if k in known and v is not None}, **model.options}
-
-
-def _shape(data: Arrays) -> tuple[int, ...]:
-    return tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()

@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file a round, committed by a rename, checked by a digest, read without running code.
+"""Checkpoints: one safetensors file a round, committed by a rename, checked by a digest, loaded without running code.
 
-The tensors lie in the file under their paths in the tree, such as `/client/params/conv.weight`; the header holds the
-rest of the tree (its structure and its plain leaves) and a manifest, both as JSON.
+The file holds each tensor under its path in the tree, such as `/client/params/conv.weight`. The header holds the rest
+of the tree (its structure and its plain leaves) and a manifest, both as JSON.
 """
 
 import hashlib
@@ -29,17 +29,18 @@ log = logging.getLogger("cutlayer")
 
 Skeleton = Any
 
-FORMAT = "2"  # how trees are written; files of other formats are refused
+FORMAT = "2"  # of the files; others are refused
+KEEP = 2  # how many checkpoints a run keeps: the newest
 HELD = (Tensor, bool, int, float, str, dict, list, tuple)
 
 _PARTIAL = ".partial"
 
 
 def pack(tree: Tree) -> tuple[Tensors, Skeleton]:
-    """The tensors of a tree by their paths, and the rest of it as JSON values."""
+    """Return the tensors of a tree by their paths, and the rest of it as JSON values."""
     structure, leaves = flatten(tree)
     found = list(zip(_paths(structure, ""), leaves, strict=True))
-    # Copies of their own: safetensors refuses tensors that share memory, and a view may be expanded.
+    # Copies: safetensors refuses tensors that share memory, and a view may be expanded.
     tensors = {
         path: leaf.detach().resolve_conj().resolve_neg().to("cpu").clone(memory_format=torch.contiguous_format)
         for path, leaf in found
@@ -49,7 +50,7 @@ def pack(tree: Tree) -> tuple[Tensors, Skeleton]:
 
 
 def unpack(tensors: Tensors, skeleton: Skeleton) -> Tree:
-    """The tree that `pack` took apart."""
+    """Return the tree that `pack` took apart."""
     try:
         structure = decode(skeleton["structure"])
     except ValueError as error:
@@ -58,7 +59,7 @@ def unpack(tensors: Tensors, skeleton: Skeleton) -> Tree:
 
 
 def _paths(structure: Structure, path: str) -> Iterator[str]:
-    """The path of each leaf; what a checkpoint cannot hold is refused."""
+    """Yield the path of each leaf; refuse what a checkpoint cannot hold."""
     kind = structure[0] if isinstance(structure, tuple) else structure
     if kind is not None and kind not in HELD and STORABLE.get(kind.__name__) is not kind:
         raise CheckpointError(
@@ -74,23 +75,23 @@ def _paths(structure: Structure, path: str) -> Iterator[str]:
 
 
 def _below(path: str, key: Any) -> str:
-    """The path of a child, escaped as in a JSON pointer so that no two paths are alike."""
+    """Return the path of a child, escaped as in a JSON pointer so that paths are unique."""
     if type(key) not in (int, str):
         raise CheckpointError(
             f"a checkpoint cannot hold the key {key!r} at {path or '/'}; use strings or whole numbers as keys."
         )
     if type(key) is str and re.fullmatch(r"-?\d+", key):
-        return f"{path}/~2{key}"  # the number has a path of its own
+        return f"{path}/~2{key}"  # distinct from the path of the number
     return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
 def _stripped(path: str, leaf: Any) -> Any:
-    """A leaf as a JSON value; a tensor is where its path says."""
+    """Return a leaf as a JSON value; a tensor is replaced by its path."""
     if type(leaf) is float:
         return {"float": leaf.hex()}  # exact, and JSON has no infinities
     if not isinstance(leaf, Tensor):
         return leaf
-    if leaf.is_meta:  # of the other server: only its shape is known here
+    if leaf.is_meta:  # at the other server: only its shape is known here
         return {"shape": [str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]}
     return {"tensor": path}
 
@@ -112,29 +113,24 @@ class Store:
     """The checkpoints of one run in one folder."""
 
     folder: Path
-    keep: int = 2  # how many of the newest checkpoints stay
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise CheckpointError(f"keep is {self.keep}, but a store must keep at least 1 checkpoint.")
 
     def path(self, round: int) -> Path:
-        """Where the checkpoint of a round lies."""
+        """Return the path of the checkpoint of a round."""
         return self.folder / f"round-{round:06d}.safetensors"
 
     def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, oldest first."""
+        """Return the rounds that have a checkpoint, oldest first."""
         found = (re.fullmatch(r"round-(\d{6,})\.safetensors", path.name) for path in self.folder.glob("round-*"))
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, round: int, content: Tree, manifest: dict[str, Any]) -> None:
-        """Commit a checkpoint; earlier ones beyond `keep` go, and so do later ones, which a run that went back left."""
+        """Commit a checkpoint; remove older ones beyond KEEP, and later ones, which are left from before a rollback."""
         data = _encode(content, manifest)
         partial = self.path(round).with_name(self.path(round).name + _PARTIAL)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_partials()
-            _write(partial, data)
+            write_to_disk(partial, data)
             partial.replace(self.path(round))
             _sync_folder(self.folder)
         except OSError as error:
@@ -147,14 +143,12 @@ class Store:
             ) from error
         self._prune(round)
 
-    def load(self, round: int | None = None) -> tuple[Tree, dict[str, Any]]:
-        """Content and manifest of a round, or of the newest checkpoint that is sound."""
-        if round is not None:
-            return self._load_exactly(round)
+    def load(self) -> tuple[Tree, dict[str, Any]]:
+        """Return content and manifest of the newest checkpoint that is not damaged."""
         reasons = []
         for newest in reversed(self.rounds()):
             try:
-                found = _read(self.path(newest))
+                found = read(self.path(newest))
             except CheckpointError as error:
                 reasons.append(str(error))
                 continue
@@ -166,20 +160,10 @@ class Store:
             "Restore one from a backup, or start the run anew in another folder."
         )
 
-    def _load_exactly(self, round: int) -> tuple[Tree, dict[str, Any]]:
-        known = self.rounds()
-        if round not in known:
-            there = f"it has those of rounds {', '.join(map(str, known))}" if known else "it has none"
-            raise CheckpointError(f"there is no checkpoint of round {round} in {self.folder}; {there}.")
-        try:
-            return _read(self.path(round))
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}. Restore it from a backup, or resume from another round.") from error
-
     def _prune(self, newest: int) -> None:
-        kept = [round for round in self.rounds() if round <= newest][-self.keep :]
+        kept = [round for round in self.rounds() if round <= newest][-KEEP:]
         for round in set(self.rounds()) - set(kept):
-            with suppress(OSError):  # the commit stands; the next one tries again
+            with suppress(OSError):  # the checkpoint is committed; the next one tries again
                 self.path(round).unlink()
 
     def _remove_partials(self) -> None:
@@ -189,7 +173,7 @@ class Store:
 
 
 def _encode(content: Tree, manifest: dict[str, Any]) -> bytes:
-    """The bytes of a checkpoint file."""
+    """Return the bytes of a checkpoint file."""
     tensors, skeleton = pack(content)
     try:
         texts = {"skeleton": json.dumps(skeleton), "manifest": json.dumps(manifest)}
@@ -202,7 +186,7 @@ def _encode(content: Tree, manifest: dict[str, Any]) -> bytes:
 
 
 def _digest(tensors: Tensors, texts: dict[str, str]) -> str:
-    """A hash over everything that a checkpoint holds."""
+    """Return a hash over everything in a checkpoint."""
     digest = hashlib.blake2b(digest_size=16)
     for key in ("skeleton", "manifest"):
         digest.update(texts[key].encode() + b"\0")
@@ -213,7 +197,7 @@ def _digest(tensors: Tensors, texts: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_to_disk(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(data)
@@ -223,7 +207,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Wait until a rename in this folder is on the disk."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows has no such wait
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot sync a folder
         return
     handle = os.open(folder, os.O_DIRECTORY)
     try:
@@ -232,8 +216,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
-    """Content and manifest of one file, or a CheckpointError that names it and the reason."""
+def read(path: Path) -> tuple[Tree, dict[str, Any]]:
+    """Return content and manifest of one file, or raise a CheckpointError that names it and the reason."""
     try:
         with safe_open(path, "pt") as file:
             texts = file.metadata() or {}
@@ -245,7 +229,7 @@ def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
                     f"it has the format {texts.get('format', 1)} of another version of cutlayer, and this one reads "
                     f"{FORMAT}; go on with the version that wrote it"
                 )
-            tensors = {name: tensor.clone() for name, tensor in mapped.items()}  # they outlive the file
+            tensors = {name: tensor.clone() for name, tensor in mapped.items()}  # independent of the file
         return unpack(tensors, json.loads(texts["skeleton"])), json.loads(texts["manifest"])
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from error

@@ -1,4 +1,4 @@
-"""What a run must hold before its first round, wherever it runs: in simulation, on Ray or on devices."""
+"""Checks of a run before its first round, the same in simulation, on Ray and on devices."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -22,22 +22,22 @@ log = logging.getLogger("cutlayer")
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What is known of a run before it begins."""
+    """What is known about a run before it begins."""
 
     method: Method
     num_clients: int
-    counts: Sequence[int] | None  # samples of each client; None where only devices that join can tell
-    like: Arrays  # two samples or more: what all of them look like
+    counts: Sequence[int] | None  # samples of each client; None if unknown until devices join
+    like: Arrays  # two or more samples that show the shape and type of all
     batching: Batching = Batching()
     per_round: int | None = None
     precision: Precision = "fp32"
     chunk: int | None = None
     augment: Augment | None = None
-    name: str = ""  # of the method, for its user; that of its class by default
+    name: str = ""  # of the method in warnings; by default that of its class
 
 
 def check_run(plan: RunPlan) -> None:
-    """Refuse a run that cannot work, before anything is written, deleted or listened to."""
+    """Refuse a run that cannot work, before any file is written or deleted and any port is opened."""
     method, batching = plan.method, plan.batching
     check_type("batching", batching, Batching, "such as Batching(size=32)")
     check_type("the method's model", method.model, Split, "such as Split(net, cut=1)")
@@ -59,7 +59,7 @@ def check_run(plan: RunPlan) -> None:
 
 
 def able(plan: RunPlan) -> tuple[int, ...]:
-    """The clients that hold enough samples for a batch, as far as is known."""
+    """Return the clients that hold enough samples for a batch; all of them while the counts are unknown."""
     batching = plan.batching
     if plan.counts is None:
         return tuple(range(plan.num_clients))
@@ -67,7 +67,7 @@ def able(plan: RunPlan) -> tuple[int, ...]:
 
 
 def check_batch(batching: Batching, counts: Iterable[int]) -> None:
-    """Refuse a batch that no client can fill: every client would train on one odd batch."""
+    """Refuse a batch size that no client can fill: each would train on a single smaller batch."""
     largest = max(counts, default=0)
     if batching.size > largest:
         raise ConfigError(
@@ -87,7 +87,7 @@ def _check_per_round(per_round: int | None, num_clients: int, fewest: int) -> No
 
 
 def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
-    """Run a batch of the smallest size through the model."""
+    """Run the smallest batch that can occur through the model."""
     needs, size = needs_of(plan.method), plan.batching.size
     sizes = needs.batch_sizes(ids[-(plan.per_round or len(ids)) :], size)
     few = plan.like.take(range(min(2, size, needs.smallest_batch or 2, *sizes.values())))

@@ -1,15 +1,15 @@
-"""A run as data: what a recipe returns and what a TOML file spells.
+"""The configuration of a run: what a recipe returns and a TOML file contains.
 
     data = "digits"
     rounds = 40
-    method = "sfl_v2"                # short for a table with nothing but a name
+    method = "sfl_v2"                # short for a table with only a name
 
     [optimiser]
     name = "sgd"
     lr = { schedule = "cosine", lr = 0.1, rounds = 40 }
     momentum = 0.9
 
-Everything that a file names is checked when it is read, before any data is loaded.
+Everything in a file is checked when it is read, before any data is loaded.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ COUNTS = ("clients", "per_round", "rounds", "until_samples", "chunk", "cpu_threa
 
 @dataclass(frozen=True)
 class Choice:
-    """A name from a registry, with its options; an option that is None is one that is left out."""
+    """A name from a registry, with its options; an option that is None counts as left out."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Choice:
 
 
 def _with_tuples(value: Any) -> Any:
-    """TOML has only lists: without them, a run that is written and read again is equal to itself."""
+    """Replace lists by tuples: TOML has only lists, and a run that is written and read again must equal itself."""
     if isinstance(value, Mapping):
         return {k: _with_tuples(v) for k, v in value.items() if v is not None}
     return tuple(_with_tuples(v) for v in value) if isinstance(value, list | tuple) else value
@@ -65,44 +65,44 @@ def _with_tuples(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training run, whole: the same run on the same machine and engine gives the same metrics file."""
+    """All settings of one training run; the same run on the same machine and engine gives the same metrics file."""
 
-    name: str = "run"  # and the folder it is kept in
+    name: str = "run"  # also the folder below --out
     data: str = "digits"
-    subset: float = 1.0  # fraction of all samples that is used at all, chosen by the seed
+    subset: float = 1.0  # fraction of all samples that is used, chosen by the seed
     augment: Augment | None = None  # random changes of the training images; none by default
-    validation: float = 0.0  # fraction of the training samples held out before they are dealt to clients
+    validation: float = 0.0  # fraction of the training samples held out before clients get theirs
     clients: int = 20
     per_round: int | None = None  # clients that take part in a round; all of them by default
-    sampler: str = "uniform"  # draws them
+    sampler: str = "uniform"  # how these clients are drawn
     partition: Choice = Choice("dirichlet", {"alpha": 0.3})
-    sample: Sample | None = None  # what a sample looks like at every device, where a server holds no data of its own
+    sample: Sample | None = None  # shape and type of a sample, if only devices hold data
     model: Choice = Choice("cnn")
     cut: int | str = 1  # units at the client, or the name of the last of them
     head: int | str | None = None  # first unit that is back at the client (U-shape)
     weights: str | None = None  # file of initial weights, .safetensors or .pth; drawn from the seed by default
-    fresh: tuple[str, ...] = ()  # sub-modules that keep their drawn weights all the same, such as classifier
-    freeze_norms: bool = False  # BatchNorm layers keep the statistics and the parameters that they begin with
+    fresh: tuple[str, ...] = ()  # sub-modules, such as classifier, that keep their drawn weights nevertheless
+    freeze_norms: bool = False  # BatchNorm layers keep their initial statistics and parameters
     method: Choice = Choice("sfl_v1")
     optimiser: Choice = Choice("sgd", {"lr": 0.05})
     server_optimiser: Choice | None = None  # the same as the clients' by default
     batching: Batching = Batching()
     devices: Choice | None = None  # simulated devices; with them a run has a clock
     rounds: int = 20
-    until_converged: bool = False  # end before them, once five evaluations gain next to nothing
-    until_accuracy: float | None = None  # end before them, once the test accuracy is this high
-    until_samples: int | None = None  # end before them, once clients have processed so many samples in all
+    until_converged: bool = False  # stop early, once five evaluations gain next to nothing
+    until_accuracy: float | None = None  # stop early, once the test accuracy is this high
+    until_samples: int | None = None  # stop early, once clients have processed so many samples in total
     seed: int = 0
     engine: str = "auto"
-    server_engine: str = "auto"  # of servers whose clients are elsewhere: on Ray, or devices
-    chunk: int | None = None  # most clients that vmap stacks at a time, or that have memory of their own on graph
+    server_engine: str = "auto"  # of servers whose clients are on Ray or on devices
+    chunk: int | None = None  # most clients that vmap stacks at a time, or that have their own memory on graph
     device: str = "cpu"
-    precision: Precision = "fp32"  # that the layers of the model compute in
-    cpu_threads: int | None = None  # that torch computes with; as many as it likes by default
+    precision: Precision = "fp32"  # of the computation in the layers
+    cpu_threads: int | None = None  # of torch; its own choice by default
     eval_every: int = 1  # the last round is always evaluated
     per_client: bool = False  # also measure the model on each client's own samples
-    meters: tuple[str, ...] = ()  # that watch the run beside the ledger and the clock
-    checkpoint_every: int = 1  # the last round always leaves one
+    meters: tuple[str, ...] = ()  # that watch the run besides the ledger and the clock
+    checkpoint_every: int = 1  # the last round always writes one
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -111,10 +111,10 @@ class Run:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if self.cpu_threads is not None and self.cpu_threads > MOST_THREADS:
             raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at most {MOST_THREADS}")
-        if not 0 < self.subset <= 1:
-            raise ConfigError(f"subset is {self.subset}; it must be a fraction above 0 and up to 1")
-        if self.until_accuracy is not None and not 0 < self.until_accuracy <= 1:
-            raise ConfigError(f"until_accuracy is {self.until_accuracy}; it must be a fraction above 0 and up to 1")
+        for name in ("subset", "until_accuracy"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(f"{name} is {value}; it must be a fraction above 0 and up to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
         check_device_name(self.device)
@@ -124,7 +124,7 @@ class Run:
         self._tell_init()
 
     def _tell_init(self) -> None:
-        """A run says where its initial weights come from: a file, or the model, whose choice is always spelled out."""
+        """Make the source of the initial weights explicit: a file, or the `init` of the model."""
         default = default_init(self.model.name)
         if default is None:
             return
@@ -134,7 +134,7 @@ class Run:
             raise ConfigError(f"the weights come from {self.weights}, so model.init chooses nothing; leave it out")
 
 
-TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the name in a table of the file may be
+TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the `name` in a table may be
     "partition": ("partition", PARTITIONS),
     "model": ("model", MODELS),
     "method": ("method", METHODS),
@@ -142,7 +142,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the 
     "server_optimiser": ("optimiser", OPTIMISERS),
     "devices": ("devices", DEVICES),
 }
-GIVEN = ("model", "client_opt", "server_opt", "devices", "costs")  # arguments of a method that are not the user's
+GIVEN = ("model", "client_opt", "server_opt", "devices", "costs")  # arguments of a method that a user cannot set
 SETTINGS: dict[str, type[Any]] = {"batching": Batching, "augment": Augment, "sample": Sample}  # tables without a name
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "data": ("data set", DATA),
@@ -155,7 +155,7 @@ WARMUP = inspect.Parameter("warmup", inspect.Parameter.KEYWORD_ONLY, default=Non
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a TOML file, with its syntax errors in a user's words."""
+    """Return the content of a TOML file; refuse one that is missing or malformed."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -167,9 +167,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
-    """The run with these keys replaced; a table changes only the options that it names, unless it names another thing.
+    """Return the run with these keys replaced; a table with the same name changes only the options that it lists.
 
-    Names, types and values are checked; `where` tells a user which file the mistake is in.
+    Names, types and values are checked; `where` is the file or command line that messages refer to.
     """
     known = registry.options_of(Run)
     values: dict[str, Any] = {}
@@ -188,12 +188,12 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
                 registry.find(*NAMES[key], value, where)
     table = changes.get("model")
     if values.get("weights") is not None and not (isinstance(table, Mapping) and "init" in table):
-        values["model"] = _without_init(values.get("model", run.model))  # a file of weights takes its place
+        values["model"] = _without_init(values.get("model", run.model))  # a file of weights replaces it
     return _made(where, dataclasses.replace, run, **values)  # type: ignore[no-any-return]
 
 
 def recorded(changes: Mapping[str, Any], where: str) -> Run:
-    """A run that was trained before, as `dumps` wrote it; what it names need not be known any more."""
+    """Return a run from what `dumps` wrote; the things that it names need not be registered any more."""
     run = Run()
     for key, value in changes.items():
         try:
@@ -226,7 +226,7 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     if key == "model":
         _made(where, check_init, name, options)
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
-    if entries is OPTIMISERS:  # both cost nothing to make, and know their own limits
+    if entries is OPTIMISERS:  # like devices and partitions: cheap to build, and checks its own values
         _made(where, optim.build, name, **choice.options)
     if key in ("devices", "partition"):
         _made(where, entries[name], **choice.options)
@@ -238,19 +238,20 @@ def _settings(kind: type[Any], old: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} must be a table with {', '.join(known)}")
     kept = {} if old is None else {name: getattr(old, name) for name in known}
-    needed = known if old is None else {k: p.replace(default=None) for k, p in known.items()}  # the rest is there
+    # With old values, nothing is missing.
+    needed = known if old is None else {k: p.replace(default=None) for k, p in known.items()}
     changes = _checked(kind.__name__.lower(), needed, value, where)
     return _made(where, kind, **{**kept, **changes})
 
 
 def _checked(what: str, known: registry.Parameters, options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options of a thing: each known, of its type, and none missing."""
+    """Return the options of an entry, converted to their types; refuse unknown and missing ones."""
     registry.check_options(what, known, options, where)
     return {key: _typed(key, value, known[key].annotation, where) for key, value in options.items()}
 
 
 def _typed(key: str, value: Any, kind: Any, where: str) -> Any:
-    """The value as this type, which a function's signature states."""
+    """Convert a value to the type that a function's signature states, or refuse it."""
     if kind == float | Schedule:
         return _schedule(value, f"{where}, {key}") if isinstance(value, Mapping) else _typed(key, value, float, where)
     if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
@@ -270,7 +271,7 @@ def _schedule(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _made(where: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """fn(...), whose complaints about values say where those stand."""
+    """Return fn(...), with `where` in front of its error messages."""
     try:
         return fn(*args, **options)
     except ConfigError as error:
@@ -278,7 +279,7 @@ def _made(where: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """The run as it would be spelled in TOML: keys without a value are left out."""
+    """Return the run as the tables of its TOML file, without keys that have no value."""
     plain: dict[str, Any] = {}
     for f in fields(Run):
         value = getattr(run, f.name)
@@ -292,7 +293,7 @@ def as_dict(run: Run) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], depth: int | None = None) -> dict[str, Any]:
-    """Tables as keys with dots, so many levels deep or all; the name of a table's thing goes by the table's name."""
+    """Flatten tables into keys with dots, up to a depth; the `name` in a table gets the key of the table."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and depth != 0:
@@ -304,7 +305,7 @@ def flat(table: Mapping[str, Any], depth: int | None = None) -> dict[str, Any]:
 
 
 def dumps(run: Run) -> str:
-    """The run as TOML; `cutlayer run` on it repeats the run."""
+    """Return the run as TOML, which `cutlayer run` can repeat."""
     plain = as_dict(run)
     tables = {k: v for k, v in plain.items() if isinstance(v, dict)}
     lines = [f"{k} = {literal(v)}" for k, v in plain.items() if k not in tables]
@@ -314,7 +315,7 @@ def dumps(run: Run) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as TOML spells it."""
+    """Return a value in TOML syntax."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{k} = {literal(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):

@@ -1,15 +1,16 @@
-"""The folder of a run: what it was, how it went, where it stands, and what it left.
+"""The folder of a run: its configuration, metrics, checkpoints and results.
 
-    config.toml          the run, resolved; `cutlayer run` on it repeats it
-    environment.json     versions, the machine and its GPU, and the engine that was used
+    config.toml          the run with its engines resolved; `cutlayer run` on it repeats it
+    environment.json     versions, the machine, its GPU, and the engine that was used
     metrics.jsonl        one line a round; the same for the same seed, engine and machine
-    timing.jsonl         wall seconds of each round, apart because they never repeat
-    checkpoints/         the newest states
+    timing.jsonl         wall seconds of each round, separate because they differ between runs
+    checkpoints/         the newest checkpoints
     ledger.json          bytes by kind, direction and client, and round trips, of the whole run
     model.safetensors    the trained model, as a state dict of the unsplit module; or, of a language model,
     pretrained/          its adapters as peft reads them, or all of it as transformers does
 
-A file is replaced by a rename, so it is always whole; only the last line of a .jsonl file may be cut short by a crash.
+Files are replaced by a rename, so they are always complete; only the last line of a .jsonl file may be cut off by a
+crash.
 """
 
 import json
@@ -18,13 +19,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cutlayer.errors import CheckpointError
 from cutlayer.runs import config
-from cutlayer.runs.checkpoint import Store
+from cutlayer.runs.checkpoint import Store, write_to_disk
 from cutlayer.runs.config import Run
 from cutlayer.runs.training import Record
 
@@ -36,50 +36,26 @@ except ImportError:  # Windows
 log = logging.getLogger("cutlayer")
 
 
-@dataclass(frozen=True)
 class Folder:
     """The files of one run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        return self.path / "timing.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.json"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def pretrained(self) -> Path:
-        return self.path / "pretrained"
-
-    @property
-    def store(self) -> Store:
-        return Store(self.path / "checkpoints")
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.ledger = path / "ledger.json"
+        self.model = path / "model.safetensors"
+        self.pretrained = path / "pretrained"
+        self.store = Store(path / "checkpoints")
 
     def holds_run(self) -> bool:
-        """Whether a run was started here."""
+        """Return whether a run was started here."""
         return self.config.exists() or bool(self.store.rounds())
 
     def refuse_if_taken(self) -> None:
-        """A run that is there already must not be lost by mistake."""
+        """Refuse a folder that holds a run, so that none is lost by mistake."""
         if self.holds_run():
             raise CheckpointError(
                 f"{self.path} already holds a run ({len(self.history())} rounds done); "
@@ -88,9 +64,9 @@ class Folder:
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Yield a function that locks the folder, once it is there; the lock ends with the block, or with the process.
+        """Yield a function that locks the folder, which must exist by then, until the end of the block or the process.
 
-        Two processes that train one run would mix their rounds. Over NFS only those of one machine are kept apart.
+        Two processes that train the same run would mix their rounds. Over NFS the lock only works on one machine.
         """
         handles: list[int] = []
 
@@ -102,31 +78,30 @@ class Folder:
             yield hold
         finally:
             for handle in handles:
-                fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the handle too
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked in between may have the handle, too
                 os.close(handle)
 
     def run(self) -> Run:
-        """The run that this folder holds."""
+        """Return the run of this folder."""
         return config.changed(Run(), config.read(self.config), str(self.config))
 
     def recorded(self) -> Run:
-        """The same to be looked at: it may name a method of a plug-in that is not here."""
+        """Return the run for display: it may name things of a plug-in that is not loaded."""
         return config.recorded(config.read(self.config), str(self.config))
 
     def surroundings(self) -> dict[str, Any]:
-        """What the run was started with: versions, the machine, and the engine, which is None until it is chosen."""
+        """Return what the run was started with: versions, the machine and the engine; empty if unknown."""
         known: dict[str, Any] = {}
-        if self.environment.exists():
-            with suppress(ValueError):  # a damaged file tells nothing, and a run can go on without it
-                known = json.loads(self.environment.read_text(encoding="utf-8"))
+        with suppress(FileNotFoundError, ValueError):  # a run can be resumed without this file
+            known = json.loads(self.environment.read_text(encoding="utf-8"))
         return known
 
     def history(self) -> list[Record]:
-        """The records of its rounds."""
+        """Return the records of its rounds."""
         return read_lines(self.metrics)
 
     def times(self) -> list[Record]:
-        """The wall seconds of its rounds."""
+        """Return the wall seconds of its rounds."""
         return read_lines(self.timing)
 
     def clear(self) -> None:
@@ -134,12 +109,12 @@ class Folder:
         for folder in (self.store.folder, self.pretrained):
             if folder.exists():
                 shutil.rmtree(folder)
-        # The configuration goes last: as long as it is there, the folder holds a run.
+        # Remove the configuration last: as long as it exists, the folder holds a run.
         for file in (self.metrics, self.timing, self.ledger, self.model, self.environment, self.config):
             file.unlink(missing_ok=True)
 
     def cut_back(self, done: int) -> list[Record]:
-        """Drop what was written about rounds after `done`, which are run again; the records of the others."""
+        """Remove the records of rounds after `done`, which will be repeated, and return the others."""
         history = [r for r in self.history() if r["round"] <= done]
         if [r["round"] for r in history] != list(range(1, done + 1)):
             raise CheckpointError(
@@ -157,7 +132,7 @@ START_AGAIN = "nothing has been trained yet. Make room there or choose another -
 
 @contextmanager
 def writing(what: str, path: Path, advice: str = GO_ON) -> Iterator[None]:
-    """Tell a user what a full or read-only disk means for the run."""
+    """Turn OS errors, such as a full disk, into one that says what this means for the run."""
     try:
         yield
     except OSError as error:
@@ -165,30 +140,29 @@ def writing(what: str, path: Path, advice: str = GO_ON) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes | str, advice: str = GO_ON) -> None:
-    """Put a whole file in place at once; one that has this content already is not touched."""
+    """Replace a file atomically; one that already has this content is not touched."""
     data = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == data:
         return
     partial = path.with_name(path.name + ".partial")
     with writing(path.name, path.parent, advice):
         try:
-            with partial.open("wb") as file:
-                file.write(data)
-                _to_disk(file)
+            write_to_disk(partial, data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Add a record as one line of JSON."""
+    """Append a record as one line of JSON."""
     with writing(f"round {record['round']}", path), path.open("a", encoding="utf-8") as file:
         file.write(_line(record))
-        _to_disk(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[Record]:
-    """The records of a file; a last line that a crash cut short is left out."""
+    """Return the records of a file, without a last line that a crash cut off."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     records = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
@@ -202,7 +176,7 @@ def read_lines(path: Path) -> list[Record]:
 
 
 def _locked(path: Path) -> int:
-    """A handle of the folder with a lock on it, where the file system has locks."""
+    """Lock the folder, if its file system has locks, and return the handle that holds the lock."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -221,8 +195,3 @@ def _locked(path: Path) -> int:
 
 def _line(record: Record) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
-
-
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,11 +1,13 @@
-"""The one runner of rounds: sampling, keys, precision, both servers, and a transaction around every attempt.
+"""The only runner of rounds: it samples clients, derives keys, sets the precision and makes each round a transaction.
 
-A round is a function of the state before it. It either commits, or every meter, the clock and the clients' memory are
-put back and the backend is asked to recover; then the round is played again.
+A round is a function of the state before it. If an attempt fails, the runner restores every meter, the clock and the
+clients' memory, asks the backend to recover, and retries.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,7 +33,7 @@ from cutlayer.runs.checks import check_batch
 
 
 class Attempt(NamedTuple):
-    """What one attempt at a round runs on."""
+    """The transport and the engines of one attempt at a round."""
 
     transport: Transport
     server: Engine
@@ -40,98 +42,83 @@ class Attempt(NamedTuple):
 
 
 class Backend(Protocol):
-    """Where the clients are: how a round reaches them, and how it recovers."""
+    """Says where the clients are: how a round reaches them, and how it recovers from errors."""
 
-    engine: Engine  # that servers compute on, and clients where they are here
-    memory: Any  # what clients keep between rounds, or what servers know of it: a Restorable
+    engine: Engine  # for the servers, and for clients in this process
+    memory: Any  # Restorable: what clients keep between rounds, or what the servers know about it
 
     @property
     def name(self) -> str:
-        """The engine, as records name it."""
+        """The name of the engine in records."""
 
     @property
     def num_classes(self) -> int | None:
-        """Of the clients' data; None if they are no classification."""
+        """The number of classes of the clients' data; None if the task is not a classification."""
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """Settings of a run that were resolved here: the engines."""
+        """The settings of a run that were "auto", as this backend resolved them: the engines."""
 
     def names(self) -> dict[int, str]:
-        """The clients that can take part, by number."""
-        ...
+        """Return the names of the clients that can take part, by number."""
 
     def samples_of(self, client: int) -> Arrays:
-        """A client's own samples, where they are here."""
-        ...
+        """Return a client's own samples, if they are in this process."""
 
     def bridge(self) -> Bridge:
-        """What lies between the two servers before the first round."""
-        ...
+        """Return the bridge between the two servers that `start` uses."""
 
     def drawn(self, round: int) -> dict[int, int] | None:
-        """The clients that another server has drawn for this round, with their numbers of samples; None if none has."""
-        ...
+        """Return the clients, with their sample counts, if another server samples them for this round; else None."""
 
     def present(self, round: int) -> Mapping[int, int]:
-        """Wait until a round can begin: the number of samples of each client that could take part."""
-        ...
+        """Wait until a round can begin, and return the sample count of each client that could take part."""
 
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> AbstractContextManager[Attempt]:
-        """One attempt at a round with these clients; leaving the block without an error finishes it."""
-        ...
+        """Begin an attempt at a round with these clients; leaving the block without an error finishes it."""
 
     def recover(self, error: BaseException, attempt: int) -> None:
-        """Get ready to retry after a failed attempt of this number; raises if no retry can help."""
-        ...
+        """Prepare a retry after attempt number `attempt` failed; raise if a retry cannot help."""
 
 
+@dataclass(eq=False)
 class Rounds:
     """Runs rounds of a method on a backend."""
 
-    def __init__(
-        self,
-        method: Method,
-        backend: Backend,
-        *,
-        batching: Batching = Batching(),
-        per_round: int | None = None,
-        sampler: Sampler = uniform,
-        seed: int = 0,
-        precision: Precision = "fp32",
-        meters: Sequence[Meter] = (),
-        clock: Clock | None = None,
-    ) -> None:
-        self.method, self.backend, self.program = method, backend, Program(method)
-        self.batching, self.per_round, self.sampler, self.seed = batching, per_round, sampler, seed
-        self.precision, self.clock = precision, clock
-        self.ledger = Ledger()
-        self.meters: tuple[Meter, ...] = (self.ledger, *meters)
+    method: Method
+    backend: Backend
+    _: KW_ONLY
+    batching: Batching = Batching()
+    per_round: int | None = None  # clients that take part in a round; all of them by default
+    sampler: Sampler = uniform
+    seed: int = 0
+    precision: Precision = "fp32"
+    meters: tuple[Meter, ...] = ()  # besides the ledger, which is put in front of them
+    clock: Clock | None = None
 
-    @property
-    def memory(self) -> Any:
-        """What clients keep between rounds, or what servers know of it."""
-        return self.backend.memory
+    def __post_init__(self) -> None:
+        self.program, self.ledger = Program(self.method), Ledger()
+        self.meters = (self.ledger, *self.meters)
 
     @property
     def engine_name(self) -> str:
         return self.backend.name
 
     def restorable(self) -> dict[str, Restorable]:
-        """Everything that a round may change besides its state: what a bookmark and a checkpoint hold."""
+        """Return, by name, everything besides the state that a round may change; checkpoints save it, too."""
         named: dict[str, Any] = {"ledger": self.ledger, "clock": self.clock, "memory": self.backend.memory}
         named |= {f"meter {k}": meter for k, meter in enumerate(self.meters[1:], start=1)}
         return {name: thing for name, thing in named.items() if isinstance(thing, Restorable)}
 
     def start(self) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         bridge = self.backend.bridge()
         return self.method.start(Server(Loop(), bridge=bridge), Fed(Loop(), bridge=bridge))
 
     def round(self, state: State) -> State:
-        """The state after one more round with a fresh sample of clients."""
+        """Play one more round with newly sampled clients, and return the state after it."""
         attempt = 0
-        while True:  # until a round commits, or the backend gives up
+        while True:  # until a round succeeds, or the backend gives up
             attempt += 1
             before = {name: thing.content() for name, thing in self.restorable().items()}
             try:
@@ -140,18 +127,14 @@ class Rounds:
                 for name, thing in self.restorable().items():
                     thing.restore(before[name])
                 self.backend.recover(error, attempt)
-            # Retry out here, where the error no longer holds the tensors of the failed attempt.
+            # Retry outside of the except block, where the error no longer references the tensors of the failed attempt.
 
     @torch.no_grad()
     def _play(self, state: State) -> State:
-        """One attempt at a round."""
+        """Play one attempt at a round."""
         key = keys.fold(self.seed, "round", state.round)
         samples = self._sampled(state.round, key)
-        index = {j: range(num) for j, num in samples.items()}  # each client knows which samples these are
-
-        def walk(sizes: Mapping[int, int]) -> Walk:
-            return Walk(self.batching, index, key, sizes)
-
+        index = {j: range(num) for j, num in samples.items()}  # each client maps these numbers to its own samples
         clock = Timer() if self.clock is None else self.clock
         if self.clock is not None:
             self.clock.begin()
@@ -159,7 +142,7 @@ class Rounds:
             world = World(
                 program=self.program,
                 transport=attempt.transport,
-                walk=walk,
+                walk=partial(Walk, self.batching, index, key),
                 sizes={j: float(num) for j, num in samples.items()},
                 key=key,
                 meters=self.meters,
@@ -175,7 +158,7 @@ class Rounds:
         return State(*settled(tuple(after)))
 
     def _sampled(self, round: int, key: int) -> dict[int, int]:
-        """The clients that take part, with their numbers of samples."""
+        """Return the clients that take part, with their sample counts."""
         drawn = self.backend.drawn(round)
         if drawn is not None:
             return drawn

@@ -1,4 +1,4 @@
-"""Run a run in its folder: from the beginning, or on from its newest checkpoint as if it had never stopped."""
+"""Executes a run in its folder: from the beginning, or from its newest checkpoint as if it had never stopped."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cutlayer.models.decoders import CausalLM
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import accuracies, converged
-from cutlayer.runs.folder import GO_ON, START_AGAIN, Folder, append_line, write, writing
+from cutlayer.runs.folder import START_AGAIN, Folder, append_line, write, writing
 from cutlayer.runs.training import Record, Training
 from cutlayer.version import __version__
 
@@ -30,7 +31,7 @@ __all__ = ["Folder", "environment", "execute"]
 
 log = logging.getLogger("cutlayer")
 Make = Callable[[Run], Training]
-# What may change when a run goes on: its length, when it leaves checkpoints, how many clients have memory at a time.
+# What may change when a run is resumed: its length, how often it writes checkpoints, how many clients have memory.
 MAY_CHANGE = ("rounds", "until_converged", "until_accuracy", "until_samples", "checkpoint_every", "chunk")
 ENGINES = ("engine", "server_engine")
 
@@ -46,30 +47,16 @@ def execute(
     on_start: Callable[[Training], None] | None = None,
     on_round: Callable[[Training, Record], None] | None = None,
 ) -> Training:
-    """Train a run in its folder to its last round, or until the end that it asks for before.
+    """Train a run in its folder to its last round, or until one of its conditions for an early stop holds.
 
-    A folder that holds a run already is refused, unless that run is to go on (`resume`) or to go (`overwrite`). Data
-    files are looked for under `root`. `on_start` is told before the first of the rounds to come, `on_round` after each.
-    `make` makes a training of the run: by default, a simulation of it.
+    A folder that already holds a run is refused, unless `resume` continues that run or `overwrite` replaces it. Data
+    files are searched under `root`. `on_start` is called before the first round of this call, `on_round` after each.
+    `make` builds the training of the run, by default a simulation.
     """
     if not (resume or overwrite):
         folder.refuse_if_taken()
-    with _threads(run.cpu_threads):
-        return _execute(
-            run, folder, make or (lambda run: build.training(run, root)), resume, overwrite, on_start, on_round
-        )
-
-
-def _execute(
-    run: Run,
-    folder: Folder,
-    make: Make,
-    resume: bool,
-    overwrite: bool,
-    on_start: Callable[[Training], None] | None,
-    on_round: Callable[[Training, Record], None] | None,
-) -> Training:
-    with folder.guarded() as hold:
+    make = make or partial(build.training, root=root)
+    with _threads(run.cpu_threads), folder.guarded() as hold:
         if resume and not overwrite and folder.holds_run():
             hold()
             training, run = _resumed(run, folder, make, hold)
@@ -78,33 +65,27 @@ def _execute(
         if on_start is not None:
             on_start(training)
         if _ended(training, run):
-            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it has arrived and is"
+            done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it stopped early and is"
             log.info("%s: %s done already", folder.path, done)
         else:
-            _go_through(training, run, folder, on_round)
+            while not _ended(training, run):
+                record = _round(training, run, folder)
+                if on_round is not None:
+                    on_round(training, record)
+            if training.state.round < training.rounds:
+                why = next(ends(run, training.history))
+                log.info("%s: ended at round %d: %s", folder.path, training.state.round, why)
         _finish(training, folder)
     return training
 
 
-def _go_through(
-    training: Training, run: Run, folder: Folder, on_round: Callable[[Training, Record], None] | None
-) -> None:
-    """The rounds that are left; an end before the last of them is told of."""
-    while not _ended(training, run):
-        record = _round(training, run, folder)
-        if on_round is not None:
-            on_round(training, record)
-    if training.state.round < training.rounds:
-        log.info("%s: ended at round %d: %s", folder.path, training.state.round, next(ends(run, training.history)))
-
-
 def _ended(training: Training, run: Run) -> bool:
-    """Whether no round is left."""
+    """Return whether no round is left."""
     return training.state.round >= training.rounds or any(ends(run, training.history))
 
 
 def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
-    """Why a run ends before its last round; a function of the metrics file, so the same for a run that goes on."""
+    """Yield the reasons to stop before the last round; they follow from the metrics, so a resumed run has the same."""
     if run.until_samples is not None and history and history[-1]["samples"] >= run.until_samples:
         yield f"until_samples {run.until_samples:,} reached"
     found = accuracies(history)
@@ -116,7 +97,7 @@ def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
 
 @contextmanager
 def _threads(num: int | None) -> Iterator[None]:
-    """Compute with so many threads inside: more of them only get in each other's way where tensors are small."""
+    """Set the number of torch's threads inside of the block: with small tensors, more threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(num or before)
     try:
@@ -126,7 +107,7 @@ def _threads(num: int | None) -> Iterator[None]:
 
 
 def _round(training: Training, run: Run, folder: Folder) -> Record:
-    """One more round and what it leaves; the metrics come before the checkpoint, which commits the round."""
+    """Play one more round and write its files; the metrics come before the checkpoint, which commits the round."""
     begin = time.perf_counter()
     record = training.round()
     seconds = round(time.perf_counter() - begin, 4)
@@ -140,50 +121,50 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
 
 
 def _finish(training: Training, folder: Folder) -> None:
+    """Write the ledger and the trained model, or this server's half of it."""
     write(folder.ledger, json.dumps(training.runner.ledger.content(), indent=2) + "\n")
-    half = training.half()
-    if half is not None:  # whoever may hold both puts them together
-        write(folder.model, save({k: v.cpu().contiguous() for k, v in half.items()}))
+    half, net = training.half(), training.runner.method.model.model
+    if half is None and isinstance(net, CausalLM):  # write what was trained, not the public base model
+        unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
+        with writing("the trained model", folder.path):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            export_pretrained(net, training.state_dict(), unfinished)
+            shutil.rmtree(folder.pretrained, ignore_errors=True)
+            unfinished.rename(folder.pretrained)
         return
-    net = training.runner.method.model.model
-    if isinstance(net, CausalLM):  # a base model that others have already is not written again
-        _write_pretrained(net, training.state_dict(), folder)
-        return
+    values = training.state_dict() if half is None else half
     # Copies: safetensors refuses tied weights, which share memory.
-    values = {k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in training.state_dict().items()}
-    write(folder.model, save(values))
-
-
-def _write_pretrained(net: CausalLM, values: dict[str, torch.Tensor], folder: Folder) -> None:
-    """A folder that is put in place whole."""
-    partial = folder.pretrained.with_name(folder.pretrained.name + ".partial")
-    with writing("the trained model", folder.path):
-        shutil.rmtree(partial, ignore_errors=True)
-        export_pretrained(net, values, partial)
-        shutil.rmtree(folder.pretrained, ignore_errors=True)
-        partial.rename(folder.pretrained)
+    write(folder.model, save({k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in values.items()}))
 
 
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
-    """A training before its first round, and the run with everything resolved."""
-    training = make(run)  # before anything is touched: a mistake in the run leaves no trace
+    """Return a training before its first round, and the run with its engines resolved; write the first files."""
+    training = make(run)  # before any file is touched, so a mistake in the run changes nothing
     run = _with_engines_of(training.runner.backend.resolved, run)
     with writing("the run", folder.path, START_AGAIN):
         folder.path.mkdir(parents=True, exist_ok=True)
         hold()
         if not overwrite:
-            folder.refuse_if_taken()  # by a run that began while this one was made
+            folder.refuse_if_taken()  # by a run that began in the meantime
         folder.clear()
-    _write_surroundings(training, run, folder, START_AGAIN)
+    surroundings = {**environment(run.device), "engine": training.runner.engine_name}
+    write(folder.environment, json.dumps(surroundings, indent=2) + "\n", START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training, run
 
 
 def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> tuple[Training, Run]:
-    """The training of a run that goes on, and that run."""
+    """Return the training of a run as its newest checkpoint left it, and the run with its engines resolved."""
     if not folder.store.rounds():
-        run = _with_engines_of(config.as_dict(folder.run()), run)
-        _check_first_round(run, folder)
+        then = folder.run()
+        run = _with_engines_of(config.as_dict(then), run)
+        _check_same(config.as_dict(then), run, folder)
+        done = len(folder.history())
+        if done > then.checkpoint_every:
+            raise CheckpointError(
+                f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
+                "or start over with --overwrite"
+            )
         return _started(run, folder, make, hold, overwrite=True)
     content, manifest = folder.store.load()
     run = _with_engines_of(manifest["config"], run)
@@ -200,26 +181,19 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     training.history = folder.cut_back(done)
     training.state = content["state"]
     for name, thing in training.runner.restorable().items():
-        thing.restore(content["rounds"][name])
-    write(folder.config, config.dumps(run))  # it may have more rounds now
+        if name in content["rounds"]:
+            thing.restore(content["rounds"][name])
+        else:  # a meter that was not Restorable when the checkpoint was written
+            kind = type(thing).__name__
+            log.warning("%s: the checkpoint has no state of the meter %s, so it starts over", folder.path, kind)
+    write(folder.config, config.dumps(run))  # the number of rounds may have changed
     _compare_surroundings(run, folder, manifest["config"].get("chunk"))
     return training, run
 
 
 def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
-    """The run with `auto` replaced by what it was resolved to, so that it is not resolved again."""
+    """Return the run with `auto` replaced by the engines that it was resolved to before."""
     return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
-
-
-def _check_first_round(run: Run, folder: Folder) -> None:
-    """A run without a checkpoint begins again, unless it must have had one."""
-    _check_same(config.as_dict(folder.run()), run, folder)
-    done = len(folder.history())
-    if done > folder.run().checkpoint_every:
-        raise CheckpointError(
-            f"{folder.path} holds {done} rounds but no checkpoint; put {folder.store.folder} back, "
-            "or start over with --overwrite"
-        )
 
 
 def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
@@ -232,15 +206,15 @@ def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
 
 
 def difference(then: Mapping[str, Any], run: Run) -> str:
-    """Where a run is another one than that of a configuration, in words; nothing where it goes on with it."""
-    known = config.changed(Run(), then, "the checkpoint")  # a key that there was not yet had its default
+    """Describe how a run differs from a saved configuration; empty if the run can continue it."""
+    known = config.changed(Run(), then, "the checkpoint")  # a key that is newer than the checkpoint has its default
     there, here = (config.flat(json.loads(json.dumps(config.as_dict(r)))) for r in (known, run))
     keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
     return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers of a run on this device may depend on beside its configuration."""
+    """Return what the numbers of a run on this device may depend on besides its configuration."""
     return {
         "cutlayer": __version__,
         "python": sys.version.split()[0],
@@ -252,19 +226,9 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _write_surroundings(training: Training, run: Run, folder: Folder, advice: str = GO_ON) -> None:
-    known = {**environment(run.device), "engine": training.runner.engine_name}
-    write(folder.environment, json.dumps(known, indent=2) + "\n", advice)
-
-
 def _compare_surroundings(run: Run, folder: Folder, chunk: int | None) -> None:
     then, now = {**folder.surroundings(), "chunk": chunk}, {**environment(run.device), "chunk": run.chunk}
     for key in now:
         if key in then and then[key] != now[key]:
-            log.warning(
-                "%s was started with %s %s and goes on with %s: its numbers may differ in their last digits",
-                folder.path,
-                key,
-                then[key],
-                now[key],
-            )
+            change = f"was started with {key} {then[key]} and goes on with {now[key]}"
+            log.warning("%s %s: its numbers may differ in their last digits", folder.path, change)

@@ -1,9 +1,9 @@
-"""A method in simulation: all clients of a partition on this machine, or in the workers of a Ray cluster."""
+"""Simulation of a method: all clients of a partition run on this machine, or in the workers of a Ray cluster."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
 from cutlayer.core.engine import Engine
 from cutlayer.core.memory import Memory
-from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.servers import Bridge
@@ -23,7 +22,6 @@ from cutlayer.engines.local import Local
 from cutlayer.engines.out_of_memory import release
 from cutlayer.errors import ConfigError, PartitionError
 from cutlayer.meters.clock import Clock
-from cutlayer.pieces.sampler import Sampler, uniform
 from cutlayer.planning.devices import Devices
 from cutlayer.runs.checks import RunPlan, able, check_run
 from cutlayer.runs.rounds import Attempt, Backend, Rounds
@@ -32,76 +30,75 @@ log = logging.getLogger("cutlayer")
 HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
 
 
+@dataclass(eq=False)
 class Simulation(Rounds):
-    """Rounds with all clients of a partition."""
+    """Runs rounds of a method with the clients of a partition."""
 
-    def __init__(
-        self,
-        method: Method,
-        data: Arrays,
-        partition: Partition,
-        *,
-        batching: Batching = Batching(),
-        per_round: int | None = None,
-        sampler: Sampler = uniform,
-        engine: str | Engine = "auto",
-        server_engine: str | Engine = "auto",
-        chunk: int | None = None,
-        seed: int = 0,
-        precision: Precision = "fp32",
-        meters: Sequence[Meter] = (),
-        devices: Devices | None = None,
-        augment: Augment | None = None,
-        name: str = "",
-    ) -> None:
-        check_type("data", data, Arrays, HOW_ARRAYS)
-        check_type("partition", partition, Partition, "as cutlayer.iid, dirichlet, shards or natural draw one")
-        _check_partition(partition, len(data))
+    backend: Backend = field(init=False)
+    clock: Clock | None = field(init=False, default=None)
+    data: Arrays
+    partition: Partition
+    _: KW_ONLY
+    engine: str | Engine = "auto"
+    server_engine: str | Engine = "auto"
+    chunk: int | None = None
+    devices: Devices | None = None
+    augment: Augment | None = None
+    name: str = ""  # of the method in warnings; by default that of its class
+
+    def __post_init__(self) -> None:
+        check_type("data", self.data, Arrays, HOW_ARRAYS)
+        check_type("partition", self.partition, Partition, "as cutlayer.iid, dirichlet, shards or natural draw one")
+        _check_partition(self.partition, len(self.data))
+        indices = self.partition.clients
         plan = RunPlan(
-            method=method,
-            num_clients=len(partition),
-            counts=partition.sizes.tolist(),
-            like=data.take(next((i for i in partition.clients if len(i) > 1), partition.clients[0])[:2]),
-            batching=batching,
-            per_round=per_round,
-            precision=precision,
-            chunk=chunk,
-            augment=augment,
-            name=name,
+            method=self.method,
+            num_clients=len(indices),
+            counts=self.partition.sizes.tolist(),
+            like=self.data.take(next((i for i in indices if len(i) > 1), indices[0])[:2]),
+            batching=self.batching,
+            per_round=self.per_round,
+            precision=self.precision,
+            chunk=self.chunk,
+            augment=self.augment,
+            name=self.name,
         )
         check_run(plan)
-        clock = None if devices is None else Clock(_checked_devices(devices, len(partition)))
-        if clock is not None and isinstance(engine, str) and isinstance(ENGINES.get(engine), Elsewhere):
-            log.warning("engine %s keeps no simulated clock", engine)
-            clock = None
         ids = able(plan)
+        self.per_round = self.per_round or len(ids)
+        place = ENGINES.get(self.engine) if isinstance(self.engine, str) else None
+        self.clock = self._clock(is_elsewhere=isinstance(place, Elsewhere))
         setting = EngineSetting(
-            split=method.model, like=plan.like, batch=batching.size, clients=per_round or len(ids), chunk=chunk
+            split=self.method.model, like=plan.like, batch=self.batching.size, clients=self.per_round, chunk=self.chunk
         )
-        self.job = Job(method, data, partition, ids, batching, augment, precision)
-        with computing(precision):
-            backend = _backend(self.job, engine, server_engine, setting)
-        super().__init__(
-            method,
-            backend,
-            batching=batching,
-            per_round=per_round or len(ids),
-            sampler=sampler,
-            seed=seed,
-            precision=precision,
-            meters=meters,
-            clock=clock,
-        )
+        self.job = Job(self.method, self.data, self.partition, ids, self.batching, self.augment, self.precision)
+        with computing(self.precision):
+            if isinstance(place, Elsewhere):
+                self.backend = place()(self.job, chosen_for_servers(self.server_engine, setting))
+            else:
+                self.backend = LocalBackend(self.job, chosen(self.engine, setting))
+        super().__post_init__()
+
+    def _clock(self, *, is_elsewhere: bool) -> Clock | None:
+        if self.devices is None:
+            return None
+        num_devices, num_clients = len(self.devices.clients), len(self.partition)
+        if num_devices < num_clients:
+            raise ConfigError(f"there are {num_devices} devices for {num_clients} clients; give each client one")
+        if is_elsewhere:
+            log.warning("engine %s keeps no simulated clock", self.engine)
+            return None
+        return Clock(self.devices)
 
 
 @dataclass
 class Job:
-    """What clients compute, and on which samples."""
+    """What the clients compute, and on which samples."""
 
     method: Method
     data: Arrays
     partition: Partition
-    ids: tuple[int, ...]  # of the clients that can take part
+    ids: tuple[int, ...]  # the clients that can take part
     batching: Batching
     augment: Augment | None
     precision: Precision
@@ -110,49 +107,27 @@ class Job:
         return {j: self.partition.names[j] for j in self.ids}
 
     def counts(self) -> dict[int, int]:
-        """Of their samples."""
+        """Return the number of samples of each client."""
         return {j: len(self.partition.clients[j]) for j in self.ids}
 
     def samples_of(self, client: int) -> Arrays:
         return self.data.take(self.partition.clients[client])
 
 
-def _backend(job: Job, engine: str | Engine, server_engine: str | Engine, setting: EngineSetting) -> Backend:
-    place = ENGINES.get(engine) if isinstance(engine, str) else None
-    if isinstance(place, Elsewhere):
-        elsewhere: Callable[[Job, Engine], Backend] = place()
-        return elsewhere(job, chosen_for_servers(server_engine, setting))
-    return LocalBackend(job, chosen(engine, setting))
-
-
 class LocalBackend:
-    """All clients in this process, computed by one engine together with both servers."""
+    """Runs all clients and both servers in this process, on one engine."""
+
+    bridge = Bridge
 
     def __init__(self, job: Job, engine: Engine) -> None:
-        self.job, self.engine = job, engine
-        self.memory = Memory()
+        self.job, self.engine, self.memory = job, engine, Memory()
+        self.names, self.samples_of, self.num_classes = job.names, job.samples_of, job.data.num_classes
+        self.resolved = {"engine": engine.name}
         self._retries = False
 
     @property
     def name(self) -> str:
         return self.engine.name
-
-    @property
-    def resolved(self) -> dict[str, str]:
-        return {"engine": self.engine.name}
-
-    @property
-    def num_classes(self) -> int | None:
-        return self.job.data.num_classes
-
-    def names(self) -> dict[int, str]:
-        return self.job.names()
-
-    def samples_of(self, client: int) -> Arrays:
-        return self.job.samples_of(client)
-
-    def bridge(self) -> Bridge:
-        return Bridge()
 
     def drawn(self, round: int) -> None:
         return None
@@ -192,9 +167,3 @@ def _check_partition(partition: Partition, num_samples: int) -> None:
                 f"client {name} holds the index {wrong[0]}, but the data have the samples 0 to {num_samples - 1}; "
                 "draw the partition from these data"
             )
-
-
-def _checked_devices(devices: Devices, num_clients: int) -> Devices:
-    if len(devices.clients) < num_clients:
-        raise ConfigError(f"there are {len(devices.clients)} devices for {num_clients} clients; give each client one")
-    return devices

@@ -1,4 +1,4 @@
-"""Training from Python: arrays, a partition, a model and a method in; a state dict and a history out."""
+"""Training from Python: takes data, a partition and a method; returns a state dict and a history."""
 
 import logging
 import math
@@ -45,11 +45,11 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
 def evaluate(
     split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int | None = None
 ) -> dict[str, float]:
-    """The mean loss and the mean of each metric over all samples, in eval mode; the model stays as it is.
+    """Return the mean loss and the mean of each metric over all samples, in eval mode, without changing the model.
 
-    A metric maps outputs and targets to one number a sample, or to their mean. So many targets are predicted at a time,
-    by default 512, or 4096 on a GPU: a text has one at every place, each with scores for a whole vocabulary.
-    Where the device's memory is too short, half as many samples are, and so on.
+    A metric maps outputs and targets to one number a sample, or to their mean. A batch holds at most `targets` targets,
+    by default 512, or 4096 on a GPU; a text has a target at every position, each with scores for a whole vocabulary.
+    On out-of-memory, the batch is halved until it fits.
     """
     if targets is None:
         targets = 4096 if data.y.is_cuda else 512
@@ -60,34 +60,34 @@ def evaluate(
         except RuntimeError as error:
             if batch == 1 or not out_of_memory(error):
                 raise
-        release()  # here, where the error holds nothing any more
+        release()  # outside of the except block, where the error no longer references tensors
         batch //= 2
-        log.info("memory is short: evaluating %d samples at a time", batch)
+        log.info("out of memory: evaluating %d samples at a time", batch)
 
 
 def _means(split: Split, model: Model, data: Arrays, measures: Mapping[str, Metric], batch: int) -> dict[str, float]:
-    """Of each measure, with so many samples at a time."""
+    """Return the mean of each measure, computed in batches."""
     sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
     for start in range(0, len(data), batch):
         rows = slice(start, start + batch)  # views, no copies
         y = data.y[rows]
         out = split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x))
         sums += len(y) * torch.stack([fn(out, y).double().mean() for fn in measures.values()])
-    return dict(zip(measures, (sums / len(data)).tolist(), strict=True))  # the one place that waits for the device
+    return dict(zip(measures, (sums / len(data)).tolist(), strict=True))  # the only wait for the device
 
 
 @dataclass(kw_only=True)
 class Training:
-    """Rounds under way, with their history."""
+    """A training in progress: the state, the history, and the evaluation after each round."""
 
     runner: Rounds
     test: Arrays | None = None
     validation: Arrays | None = None
-    metrics: Mapping[str, Metric] | None = None  # accuracy for classes by default
+    metrics: Mapping[str, Metric] | None = None  # for a classification, the accuracy by default
     eval_every: int = 1
-    per_client: bool = False  # also the model's metrics on each client's own training samples
-    rounds: int = 0  # of the whole run, so that the last one is always evaluated
-    until_samples: int | None = None  # where the run ends before, and is evaluated all the same
+    per_client: bool = False  # also evaluate on each client's own training samples
+    rounds: int = 0  # of the whole run; the last one is always evaluated
+    until_samples: int | None = None  # the round that reaches it is the last
     history: list[Record] = field(default_factory=list)
     state: State = field(init=False)
 
@@ -110,32 +110,31 @@ class Training:
             self.metrics = {"accuracy": accuracy} if classes is not None else {}
 
     def round(self) -> Record:
-        """One more round, measured."""
-        self.state = tree.owned(self.runner.round(self.state))  # as a checkpoint would give back
+        """Play one more round and return its record."""
+        self.state = tree.owned(self.runner.round(self.state))  # as a checkpoint would restore it
         record = self._record()
         self.history.append(record)
         return record
 
     @property
     def model(self) -> Model:
-        """The whole model as it is now."""
+        """The current global model."""
         return global_model(self.state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trained model as a plain state dict of the unsplit module."""
+        """Return the current model as a state dict of the unsplit module."""
         exported: dict[str, Tensor] = self.runner.method.model.export(self.model)
         return exported
 
     def half(self) -> dict[str, Tensor] | None:
-        """The values that are here by name, where the rest are at another server; None if all are here."""
+        """Return this server's values by name if another server holds the rest; None if all are here."""
         if is_here((self.state.client, self.state.server)):
             return None
-        values = {k: v for part in self.model for k, v in part.items()}
-        return {k: v for k, v in values.items() if not v.is_meta}
+        return {k: v for part in self.model for k, v in part.items() if not v.is_meta}
 
     def _record(self) -> Record:
         ledger, number = self.runner.ledger, self.state.round
-        report = self.state.report  # None where a method tells nothing of its rounds
+        report = self.state.report  # None if the method reports nothing
         told = report is not None and is_here(report)
         loss, batches, stopped = (float(v) for v in report.tree) if told else (0.0, 0.0, 0.0)
         record: Record = {
@@ -157,7 +156,7 @@ class Training:
         return record
 
     def is_last(self, record: Record) -> bool:
-        """Whether the rounds or the samples are used up with this one."""
+        """Return whether this round is the last by the number of rounds or samples."""
         spent = self.until_samples is not None and record["samples"] >= self.until_samples
         return spent or bool(record["round"] == self.rounds)
 
@@ -192,22 +191,22 @@ class Training:
 
 
 def is_here(value: Tree) -> bool:
-    """Whether all of a value is at this server."""
+    """Return whether all tensors of a value are at this server."""
     return not any(a.is_meta for a in tree.tensors(value))
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN: a value that is not finite is none."""
+    """Return None for a value that is not finite, as JSON has no NaN."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What training leaves."""
+    """The result of `train`."""
 
     state_dict: dict[str, Tensor]  # of the unsplit module, for its load_state_dict
-    history: list[Record]  # one record a round, see `train`
-    state: State  # of the method, with both halves at their places
+    history: list[Record]  # one record a round; see `train`
+    state: State  # of the method, with the client and the server part
     engine: str  # that ran the rounds
 
 
@@ -234,7 +233,7 @@ def train(
     per_client: bool = False,
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
-    """Train a method on data that is dealt to clients, and give the whole model back.
+    """Train a method on data that is divided among clients, and return the whole model.
 
         split = Split(model, cut=2)
         method = sfl_v1(model=split, client_opt=sgd(0.1), server_opt=sgd(0.1))
@@ -245,38 +244,38 @@ def train(
         method: what to train and how; see `cutlayer.methods`. The model's type (float32, or float64 after
             `model.double()`) and device must be those of the data.
         data: the clients' samples; see `from_arrays` and `from_dataset`.
-        partition: which samples are whose; see `iid`, `dirichlet`, `shards` and `natural`.
+        partition: which client holds which samples; see `iid`, `dirichlet`, `shards` and `natural`.
         rounds: how many rounds to train.
-        test: samples to measure the global model on.
-        validation: more of them, reported apart.
+        test: samples to evaluate the global model on.
+        validation: more such samples, reported separately.
         batching: batch size, and passes over the data or steps in a round.
-        per_round: how many clients, drawn anew, take part in a round; all of them by default.
-        sampler: draws them: a function of the clients, how many to draw, and a key; uniformly by default.
+        per_round: how many clients are sampled for each round; all of them by default.
+        sampler: samples them: a function of the clients, how many to draw, and a key; uniform by default.
         engine: "loop", "vmap", "graph" (on a GPU), "ray", an engine of your own, or "auto": graph on a GPU, elsewhere
             loop or vmap by a rule (`cutlayer.engines.auto`). They agree to rounding.
-        chunk: where memory is short, the most clients that vmap stacks at a time, or that have memory of their own at
-            a time on graph.
-        seed: of everything that is drawn: clients, batches, dropout. The model comes with its initial weights.
+        chunk: to save memory, the most clients that vmap stacks at a time, or that have their own memory at a time on
+            graph.
+        seed: of everything random: clients, batches, dropout. The initial weights are those of the model.
         precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
-            all that is kept or sent is float32 all the same. See `cutlayer.precision`.
-        meters: told of every crossing, beside the ledger; see `cutlayer.core.meter.Meter`.
-        devices: how fast each client is; with them every record tells the simulated time. See `Devices`.
+            everything that is stored or sent stays float32. See `cutlayer.precision`.
+        meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
+        devices: how fast each client is; with them every record has the simulated time. See `Devices`.
         augment: random changes of the training images; none by default.
         metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
-        eval_every: measure after every so many rounds, and after the last.
-        per_client: also measure the global model on each client's own samples.
-        on_round: told of each record as its round ends.
+        eval_every: evaluate after every so many rounds, and after the last.
+        per_client: also evaluate the global model on each client's own samples.
+        on_round: called with the record of each round.
 
     Returns:
         The state dict, the method's state, and the history: for each round a record with
 
         - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
-          finite and who stood still from then on;
+          finite and whose parts did not change from then on;
         - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
         - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far; of the
-          round itself `training_seconds`, `aggregation_seconds` (models under way, if that takes time) and the
+          round itself `training_seconds`, `aggregation_seconds` (transfers of models, if they take time) and the
           `straggler`, whose own work and transfers took the longest;
-        - where measured, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
+        - where evaluated, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
           `clients`, the same by the clients' names.
 
         A number that is not finite is None.
@@ -292,7 +291,7 @@ def train(
         chunk=chunk,
         seed=seed,
         precision=precision,
-        meters=meters,
+        meters=tuple(meters),
         devices=devices,
         augment=augment,
     )
