@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray import cluster as ray_cluster
 from cutlayer.remote.ray.backend import RayBackend
+from cutlayer.remote.ray.dispatch import Dispatch, WorkerActor
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.run import Folder, execute
@@ -309,6 +311,26 @@ def test_a_round_in_which_every_actor_dies_is_tried_again_and_gives_the_same(
     assert "round 2: every client is lost; it is tried again" in [r.getMessage() for r in caplog.records]
     expected = on_loop("hosfl", "momentum", "two-part", torch.float64)
     agree(Outcome(state, sim.ledger).values, expected.values, 0)
+
+
+def test_a_round_whose_actor_dies_while_it_loads_is_tried_again_and_gives_the_same(
+    cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, victims = Dispatch._loading, [1]
+
+    def load_and_die(dispatch: Dispatch, worker: WorkerActor) -> list[Any]:
+        if victims and victims.pop():
+            process = process_of(worker.actor)
+            process.kill()
+            process.wait(30)
+        return load(dispatch, worker)
+
+    monkeypatch.setattr(Dispatch, "_loading", load_and_die)
+    there = on_ray("fedavg")
+    warnings = [r.getMessage() for r in caplog.records]
+    assert len(warnings) == 1 and not victims
+    assert re.fullmatch(r"a round cannot begin: an actor is gone: .+; it is tried again", warnings[0])
+    must_agree(there, on_loop("fedavg", "momentum", "two-part", torch.float64), 0.0)
 
 
 # -- runs that go on -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The backend `ray`: clients in workers of a Ray cluster, servers here.
+"""The backend `ray`: clients in workers of a Ray cluster, servers in this process.
 
-Each worker is an actor with many virtual clients, which lives as long as the simulation. They are one's own, so they
-are believed: an error at a client is an error of the run, and values that are not finite come up as on the loop engine.
+Each worker is an actor with many virtual clients and lives as long as the simulation. The clients are trusted: an error
+at a client is an error of the run, and values that are not finite come up as on the loop engine.
 """
 
 import logging
@@ -14,9 +14,8 @@ from typing import Any
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import TooFew
 from cutlayer.core.program import Program
-from cutlayer.core.servers import Bridge, Together
+from cutlayer.core.servers import Together
 from cutlayer.core.tree import Tree
-from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutlayerError, WireError
 from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
@@ -37,20 +36,22 @@ from cutlayer.runs.simulation import Job
 log = logging.getLogger("cutlayer")
 FOREVER = 1e9  # seconds
 ATTEMPTS = 3  # at a round in which every client is lost
-SETTLE_SECONDS = 5.0  # that Ray may take to count CPUs as free which an earlier run has left
+SETTLE_SECONDS = 5.0  # Ray may take this long to free the CPUs of an earlier run
 
 
 class RayBackend:
-    """All clients of a simulation, dealt to workers in turn."""
+    """All clients of a simulation, dealt to the workers in turn."""
 
     name = "ray"
+    bridge = Together
 
     def __init__(self, job: Job, engine: Engine) -> None:
         data, partition = job.data, job.partition
         if data.y.device.type != "cpu":
             raise ConfigError(f"engine 'ray' computes on CPUs, but the data are on {data.y.device}; use device = cpu")
-        self.job, self.engine = job, engine
-        self.memory = KnownVersions()
+        self.job, self.engine, self.memory = job, engine, KnownVersions()
+        self.names, self.samples_of, self.num_classes = job.names, job.samples_of, data.num_classes
+        self.resolved = {"engine": self.name, "server_engine": engine.name}
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
@@ -64,23 +65,6 @@ class RayBackend:
             samples = WorkerSamples.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
             self._workers.append(WorkerActor(make.remote(), setup_there, self._ray.put(samples)))
 
-    @property
-    def resolved(self) -> dict[str, str]:
-        return {"engine": self.name, "server_engine": self.engine.name}
-
-    @property
-    def num_classes(self) -> int | None:
-        return self.job.data.num_classes
-
-    def names(self) -> dict[int, str]:
-        return self.job.names()
-
-    def samples_of(self, client: int) -> Arrays:
-        return self.job.samples_of(client)
-
-    def bridge(self) -> Bridge:
-        return Together()
-
     def drawn(self, round: int) -> None:
         return None
 
@@ -90,19 +74,19 @@ class RayBackend:
     @contextmanager
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
         dispatch = Dispatch(self._ray, self._workers)
-        dispatch.begin(samples)
-        remote = TrustedClients(
-            sessions=dispatch.sessions,
-            program=self._program,
-            shapes=self._shapes,
-            kept=self.memory,
-            round=RoundId.drawn(round, key),
-            ids=tuple(samples),
-            deadline=FOREVER,  # Ray tells of actors that die: nobody is waited for in vain
-            watcher=LogWatcher(round, self.job.partition.names),
-            engines={"server": self.engine, "fed": self.engine},
-        )
         try:
+            dispatch.begin(samples)
+            remote = TrustedClients(
+                sessions=dispatch.sessions,
+                program=self._program,
+                shapes=self._shapes,
+                kept=self.memory,
+                round=RoundId.drawn(round, key),
+                ids=tuple(samples),
+                deadline=FOREVER,  # Ray reports actors that die, so no wait is in vain
+                watcher=LogWatcher(round, self.job.partition.names),
+                engines={"server": self.engine, "fed": self.engine},
+            )
             yield Attempt(remote, self.engine, self.engine)
             remote.finish()
         finally:
@@ -119,7 +103,7 @@ class RayBackend:
 
 
 class TrustedClients(Remote):
-    """Clients of one's own: nothing that they send is doubted, and what goes wrong at one of them ends the run."""
+    """Clients of this run's own: their answers are not checked, and an error at one of them ends the run."""
 
     def read(self, request: Request, event: Answered) -> list[Tree]:
         answer = event.answer
@@ -132,7 +116,7 @@ class TrustedClients(Remote):
 
 
 class LogWatcher(NoWatcher):
-    """Says who is out of a round, of each client once."""
+    """Logs each client that is out of a round, once."""
 
     def __init__(self, number: int, names: tuple[str, ...]) -> None:
         self._number, self._names = number, names
@@ -148,21 +132,18 @@ class LogWatcher(NoWatcher):
 
 
 def _free_cpus(ray: Any) -> int:
-    """CPUs that an actor can have."""
+    """Return how many CPUs of the cluster actors can have."""
     end = time.monotonic() + SETTLE_SECONDS
-    while (free := _cpus(ray.available_resources())) < _cpus(ray.cluster_resources()) and time.monotonic() < end:
+    free, all_of_them = ray.available_resources, ray.cluster_resources
+    while free().get("CPU", 0) < all_of_them().get("CPU", 0) and time.monotonic() < end:
         time.sleep(0.05)
-    if not free:
+    if not (num := int(free().get("CPU", 0))):
         raise ConfigError("no CPU of the Ray cluster is free; wait for what runs there, or start Ray with more of them")
-    return free
-
-
-def _cpus(resources: Mapping[str, float]) -> int:
-    return int(resources.get("CPU", 0))
+    return num
 
 
 def _dismiss(ray: Any, workers: list[WorkerActor]) -> None:
-    if ray.is_initialized():  # it may have been shut down by whoever started it
+    if ray.is_initialized():  # whoever started Ray may have shut it down
         for worker in workers:
             ray.kill(worker.actor)
     CLUSTER.give_back()

@@ -1,4 +1,4 @@
-"""Dispatches the requests of a round to workers: all those of one `up` to a worker go in one call.
+"""Dispatch of a round's requests to the workers: all requests of one `up` to a worker go in one call.
 
 Tensors that go to the same workers travel in one bundle, which lies in Ray's object store once.
 """
@@ -16,7 +16,8 @@ from cutlayer import plugins
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.remote.protocol.messages import Answer, KeptVersion, Message, Refusal, Work
-from cutlayer.remote.ray.worker import EncodedWork, NumpyTensor
+from cutlayer.remote.ray.worker import Encoded, NumpyTensor
+from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 
 DECODER = msgspec.msgpack.Decoder(Answer | Refusal)
@@ -51,13 +52,13 @@ class Dispatch:
         self._waiting: dict[int, list[PendingWork]] = {}
 
     def begin(self, samples: Mapping[int, int]) -> None:
-        """Open a session for each client of the round, with what it keeps."""
+        """Open a session for each client of the round; it states what the client keeps."""
         numbers: dict[int, dict[int, int]] = {}
         for j in samples:
             numbers.setdefault(j % len(self._workers), {})[j] = self.sessions.new_session()
         stated = self._stated(numbers)
         while empty := {k: own for k, own in numbers.items() if stated[k] is None}:
-            self._got([call for k in empty for call in self._loading(self._workers[k])])
+            self._results([call for k in empty for call in self._loading(self._workers[k])])
             stated |= self._stated(empty)
         for k, own in numbers.items():
             for j, number in own.items():
@@ -69,14 +70,17 @@ class Dispatch:
         return [worker.actor.prepare.remote(paths, files), worker.actor.load.remote(worker.setup, worker.samples)]
 
     def _stated(self, numbers: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
-        """What the clients of each worker keep, or None if it holds no clients; Ray starts those again that died."""
+        """Return what the clients of each worker keep, or None if it holds no clients; Ray restarts dead actors."""
         begin = [self._workers[k].actor.begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
-        return dict(zip(numbers, self._got(begin), strict=True))
+        return dict(zip(numbers, self._results(begin), strict=True))
 
-    def _got(self, answers: list[Any]) -> list[Any]:
+    def _results(self, calls: list[Any]) -> list[Any]:
+        """Wait for these calls. If an actor dies meanwhile, the round can be retried; other errors are permanent."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(answers, timeout=START_SECONDS)  # type: ignore[no-any-return]
+            return self._ray.get(calls, timeout=START_SECONDS)  # type: ignore[no-any-return]
+        except errors.RayActorError as error:
+            raise AllClientsLost(f"a round cannot begin: an actor is gone: {reason(error)}") from None
         except errors.GetTimeoutError:
             why = f"the cluster had no CPU for it within {START_SECONDS:g} seconds"
         except errors.RayError as error:
@@ -84,7 +88,7 @@ class Dispatch:
         raise ConfigError(f"an actor of engine 'ray' cannot start: {why}")
 
     def close(self) -> None:
-        """The round is over: workers hold nothing of it but what their clients keep."""
+        """Make the workers drop everything of the round except what their clients keep."""
         for worker in self._workers:
             worker.actor.begin.remote({})
 
@@ -107,39 +111,36 @@ class Dispatch:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         bundles = bundled(waiting)
-        sent = {who: self._sent(who, tensors) for who, tensors in bundles.items()}
+        arrays = {who: [NumpyTensor.of(a) for a in tensors] for who, tensors in bundles.items()}
+        sent = {who: self._ray.put(own) if len(who) > 1 else own for who, own in arrays.items()}
         for k, items in waiting.items():
             own = [who for who in bundles if k in who]
             places = {id(a): i for i, a in enumerate(a for who in own for a in bundles[who])}
             orders = [
-                EncodedWork(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
+                Encoded(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
             answer = self._workers[k].actor.work.remote(orders, *(sent[who] for who in own))
-            answer.future().add_done_callback(partial(self._came, [(i.client, i.work) for i in items]))
+            answer.future().add_done_callback(partial(self._take, items))
 
-    def _sent(self, who: WorkerSet, tensors: Sequence[Tensor]) -> Any:
-        arrays = [NumpyTensor.of(a) for a in tensors]
-        return self._ray.put(arrays) if len(who) > 1 else arrays
-
-    def _came(self, asked: Sequence[tuple[int, Work]], future: Any) -> None:
-        """Whoever has no answer is told to be gone, or in trouble: a round waits for all that it asked."""
+    def _take(self, items: Sequence[PendingWork], future: Any) -> None:
+        """Pass on a worker's answers. A client without one gets a refusal, as a round waits for all that it asked."""
         where, why = GONE, "it has started again in the middle of the round"
         answers: dict[int, tuple[Answer | Refusal, list[Tensor]]] = {}
         try:
             # Copies: what a run computes outlives Ray's object store.
-            answers = {j: (DECODER.decode(text), [s.copy() for s in arrays]) for j, text, arrays in future.result()}
+            answers = {j: (DECODER.decode(text), [a.copy() for a in arrays]) for j, text, arrays in future.result()}
         except self._ray.exceptions.RayTaskError as error:
             where, why = type(error.cause).__name__, reason(error.cause)
-        except Exception as error:  # whatever else is wrong with an actor, a round must hear of it
+        except Exception as error:  # whatever else is wrong with an actor, the round must learn of it
             why = reason(error)
-        for client, work in asked:
+        for client, work, _ in items:
             refusal = Refusal(session=work.session, number=work.number, where=where, reason=why)
             self.sessions.take(Answered(client, work.session, *answers.get(client, (refusal, []))))
 
 
 def bundled(waiting: Mapping[int, Sequence[PendingWork]]) -> dict[WorkerSet, list[Tensor]]:
-    """The different tensors of these requests, by the workers that they go to."""
+    """Return the distinct tensors of these requests, grouped by the workers that they go to."""
     found: dict[int, tuple[Tensor, set[int]]] = {}
     for k, items in waiting.items():
         for a in (a for item in items for a in item.tensors):
