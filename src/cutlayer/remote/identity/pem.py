@@ -1,10 +1,11 @@
-"""Certificates and private keys in files, and what is wrong with them, in a user's words."""
+"""Reads certificates and private keys from files, with errors that tell a user what to do."""
 
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
+from cutlayer.remote.identity.register import content
 
 try:
     from cryptography import x509
@@ -17,18 +18,8 @@ except ImportError as missing:
     ) from missing
 
 
-def content(path: Path, advice: str) -> bytes:
-    """The bytes of a file that must be there."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is not there; {advice}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; check who owns it and its mode") from None
-
-
 def load_certificate(path: Path, advice: str) -> x509.Certificate:
-    """The certificate in a file."""
+    """Read a certificate."""
     try:
         return x509.load_pem_x509_certificate(content(path, advice))
     except ValueError as error:
@@ -36,7 +27,7 @@ def load_certificate(path: Path, advice: str) -> x509.Certificate:
 
 
 def check_dates(path: Path, certificate: x509.Certificate, advice: str) -> None:
-    """Refuse one that is not valid today."""
+    """Refuse a certificate that is not valid today."""
     now, begins, ends = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if ends <= now:
         raise ConfigError(f"{path} expired on {day(ends)}; {advice}")
@@ -45,7 +36,7 @@ def check_dates(path: Path, certificate: x509.Certificate, advice: str) -> None:
 
 
 def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateKeyTypes:
-    """The private key in a file, which must be that of the certificate."""
+    """Read a private key, which must be the one of this certificate."""
     try:
         key = load_pem_private_key(content(path, advice), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -56,7 +47,7 @@ def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateK
 
 
 def issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
-    """Whether this CA signed the certificate."""
+    """Return whether this CA signed the certificate."""
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
@@ -64,24 +55,20 @@ def issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     return True
 
 
-def common_names(certificate: x509.Certificate) -> list[str]:
-    """The names of its owner; a proper one has one."""
-    return [str(a.value) for a in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-
-
 def other_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
-    """The URIs, host names and addresses of its owner."""
+    """Return the URIs, host names and addresses of a certificate's owner."""
     try:
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return x509.SubjectAlternativeName([])
 
 
-def uris(certificate: x509.Certificate) -> list[str]:
-    """The URIs among the other names of its owner."""
-    return other_names(certificate).get_values_for_type(x509.UniformResourceIdentifier)
+def owner(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
+    """Return the common names and the URIs of a certificate's owner; a valid certificate has one of each."""
+    names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    return names, other_names(certificate).get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def day(moment: datetime) -> str:
-    """2027-11-15."""
+    """Format a date as 2027-11-15."""
     return f"{moment:%Y-%m-%d}"
