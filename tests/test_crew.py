@@ -12,7 +12,7 @@ from cutlayer import methods, optim
 from cutlayer.core.batches import Batching
 from cutlayer.remote.device.store import StoredValue
 from cutlayer.remote.ray.dispatch import PendingWork, bundled
-from cutlayer.remote.ray.worker import ClientSetup, NumpyTensor, Worker, WorkerSamples
+from cutlayer.remote.ray.worker import ClientSetup, NumpyTensor, VirtualClients, WorkerSamples
 from cutlayer.split import Split
 
 
@@ -37,18 +37,16 @@ def test_tensors_are_bundled_by_the_crews_that_they_go_to() -> None:
     assert found == {frozenset({0, 1}): [id(model)], frozenset({0}): [id(first)], frozenset({1}): [id(second)]}
 
 
-def clients_of(index: Mapping[int, Any]) -> Worker:
+def clients_of(index: Mapping[int, Any]) -> VirtualClients:
     data = images()
     method = methods.build("fedavg", Split(resnet(), 1), optim.sgd(0.1), optim.sgd(0.1))
     setup = ClientSetup(method=method, batching=Batching(size=4), augment=None)
-    worker = Worker()
-    worker.load(setup, WorkerSamples.of(data, index))
-    return worker
+    return VirtualClients(setup, WorkerSamples.of(data, index))
 
 
 def test_a_client_of_a_crew_holds_its_own_samples_and_nothing_of_a_round_that_is_over() -> None:
     clients = clients_of({1: np.array([3, 5]), 4: np.array([0, 7, 9])})
-    data = clients._device(clients._setup, 4).data
+    data = clients._device(4).data
     agree((data.x, data.y), (images().x[[0, 7, 9]], images().y[[0, 7, 9]]), 0)
     assert data.x.untyped_storage().data_ptr() == clients._samples.x.untyped_storage().data_ptr()  # a view, no copy
     assert clients.begin({1: 10, 4: 11}) == {1: (), 4: ()}

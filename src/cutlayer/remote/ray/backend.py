@@ -5,12 +5,15 @@ at a client is an error of the run, and values that are not finite come up as on
 """
 
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from cutlayer import plugins
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import TooFew
 from cutlayer.core.program import Program
@@ -21,7 +24,7 @@ from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray.cluster import CLUSTER
-from cutlayer.remote.ray.dispatch import GONE, Dispatch, WorkerActor
+from cutlayer.remote.ray.dispatch import GONE, Dispatch
 from cutlayer.remote.ray.worker import ClientSetup, Worker, WorkerSamples
 from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.known_versions import KnownVersions
@@ -55,15 +58,18 @@ class RayBackend:
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
-        self._workers: list[WorkerActor] = []
+        self._workers: list[Any] = []
         weakref.finalize(self, _dismiss, self._ray, self._workers)
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
         setup = ClientSetup(method=job.method, batching=job.batching, augment=job.augment, precision=job.precision)
-        setup_there = self._ray.put(setup)
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        files = [str(path) for path in plugins.LOADED]
+        self._stored = [self._ray.put(setup)]  # what an actor that starts again needs stays in Ray's object store
         for k in range(num):
             samples = WorkerSamples.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
-            self._workers.append(WorkerActor(make.remote(), setup_there, self._ray.put(samples)))
+            self._stored.append(self._ray.put(samples))
+            self._workers.append(make.remote(paths, files, [self._stored[0], self._stored[-1]]))
 
     def drawn(self, round: int) -> None:
         return None
@@ -119,14 +125,11 @@ class LogWatcher(NoWatcher):
     """Logs each client that is out of a round, once."""
 
     def __init__(self, number: int, names: tuple[str, ...]) -> None:
-        self._number, self._names = number, names
-        self._told: set[int] = set()
+        self._number, self._left = number, dict(enumerate(names))
 
     def lost(self, number: int, reason: str) -> None:
-        if number in self._told:
-            return
-        self._told.add(number)
-        log.warning("client %s is out of round %d: %s", self._names[number], self._number + 1, reason)
+        if name := self._left.pop(number, None):
+            log.warning("client %s is out of round %d: %s", name, self._number + 1, reason)
 
     refused = lost
 
@@ -142,8 +145,8 @@ def _free_cpus(ray: Any) -> int:
     return num
 
 
-def _dismiss(ray: Any, workers: list[WorkerActor]) -> None:
+def _dismiss(ray: Any, workers: list[Any]) -> None:
     if ray.is_initialized():  # whoever started Ray may have shut it down
         for worker in workers:
-            ray.kill(worker.actor)
+            ray.kill(worker)
     CLUSTER.give_back()

@@ -3,16 +3,13 @@
 Tensors that go to the same workers travel in one bundle, which lies in Ray's object store once.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
 from torch import Tensor
 
-from cutlayer import plugins
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.remote.protocol.messages import Answer, KeptVersion, Message, Refusal, Work
@@ -35,18 +32,10 @@ class PendingWork(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-class WorkerActor(NamedTuple):
-    """An actor and, in Ray's object store, what it needs whenever it starts."""
-
-    actor: Any
-    setup: Any
-    samples: Any
-
-
 class Dispatch:
     """Carries the requests and answers of one round."""
 
-    def __init__(self, ray: Any, workers: Sequence[WorkerActor]) -> None:
+    def __init__(self, ray: Any, workers: Sequence[Any]) -> None:
         self.sessions = Sessions(self._flush)
         self._ray, self._workers = ray, workers
         self._waiting: dict[int, list[PendingWork]] = {}
@@ -56,41 +45,29 @@ class Dispatch:
         numbers: dict[int, dict[int, int]] = {}
         for j in samples:
             numbers.setdefault(j % len(self._workers), {})[j] = self.sessions.new_session()
-        stated = self._stated(numbers)
-        while empty := {k: own for k, own in numbers.items() if stated[k] is None}:
-            self._results([call for k in empty for call in self._loading(self._workers[k])])
-            stated |= self._stated(empty)
-        for k, own in numbers.items():
+        # Ray restarts an actor that has died, and then repeats the call.
+        calls = [self._workers[k].begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
+        for own, kept in zip(numbers.values(), self._results(calls), strict=True):
             for j, number in own.items():
-                self.sessions.join(self._session(j, number, samples[j], stated[k][j]))
-
-    def _loading(self, worker: WorkerActor) -> list[Any]:
-        paths = [path or str(Path.cwd()) for path in sys.path]
-        files = [str(path) for path in plugins.LOADED]
-        return [worker.actor.prepare.remote(paths, files), worker.actor.load.remote(worker.setup, worker.samples)]
-
-    def _stated(self, numbers: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
-        """Return what the clients of each worker keep, or None if it holds no clients; Ray restarts dead actors."""
-        begin = [self._workers[k].actor.begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
-        return dict(zip(numbers, self._results(begin), strict=True))
+                self.sessions.join(self._session(j, number, samples[j], kept[j]))
 
     def _results(self, calls: list[Any]) -> list[Any]:
-        """Wait for these calls. If an actor dies meanwhile, the round can be retried; other errors are permanent."""
+        """Wait for these calls. If an actor is gone the round can be retried, unless the actor could never start."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(calls, timeout=START_SECONDS)  # type: ignore[no-any-return]
-        except errors.RayActorError as error:
-            raise AllClientsLost(f"a round cannot begin: an actor is gone: {reason(error)}") from None
         except errors.GetTimeoutError:
             why = f"the cluster had no CPU for it within {START_SECONDS:g} seconds"
         except errors.RayError as error:
+            if isinstance(error, errors.RayActorError) and not error.actor_init_failed:
+                raise AllClientsLost(f"a round cannot begin: an actor is gone: {reason(error)}") from None
             why = str(error).strip().splitlines()[-1]  # the line of a traceback that names the error
         raise ConfigError(f"an actor of engine 'ray' cannot start: {why}")
 
     def close(self) -> None:
         """Make the workers drop everything of the round except what their clients keep."""
         for worker in self._workers:
-            worker.actor.begin.remote({})
+            worker.begin.remote({})
 
     def _session(self, client: int, number: int, samples: int, kept: tuple[KeptVersion, ...]) -> ClientSession:
         def send(message: Message, tensors: Sequence[Tensor]) -> int:
@@ -120,7 +97,7 @@ class Dispatch:
                 Encoded(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
-            answer = self._workers[k].actor.work.remote(orders, *(sent[who] for who in own))
+            answer = self._workers[k].work.remote(orders, *(sent[who] for who in own))
             answer.future().add_done_callback(partial(self._take, items))
 
     def _take(self, items: Sequence[PendingWork], future: Any) -> None:

@@ -88,32 +88,21 @@ class WorkerSamples(NamedTuple):
         return cls(structure, [NumpyTensor.of(a) for a in tensors], slices)
 
 
-class Worker:
-    """The Ray actor. After a start or a restart it holds no clients until it loads them."""
+class VirtualClients:
+    """The virtual clients of a worker."""
 
-    def __init__(self) -> None:
-        self._setup: ClientSetup | None = None
-        self._stores: dict[int, ClientStore] = {}
-        self._sessions: dict[int, Session] = {}
-
-    def prepare(self, paths: Sequence[str], files: Sequence[str]) -> None:
-        """Make a user's own methods and models importable; called before `load`, whose arguments may need them."""
-        torch.set_num_threads(1)
-        sys.path.extend(path for path in paths if path not in sys.path)
-        plugins.load(map(Path, files))
-
-    def load(self, setup: ClientSetup, samples: WorkerSamples) -> None:
+    def __init__(self, setup: ClientSetup, samples: WorkerSamples) -> None:
         self._setup, self._program, self._slices = setup, Program(setup.method), samples.slices
         # Views are enough: batches are copied out of the samples, so nobody writes to them.
         x, y = tree.unflatten(samples.structure, [a.view() for a in samples.tensors])
         self._samples = Arrays(x=x, y=y)
+        self._stores: dict[int, ClientStore] = {}
+        self._sessions: dict[int, Session] = {}
 
-    def begin(self, sessions: Mapping[int, int]) -> dict[int, tuple[KeptVersion, ...]] | None:
-        """Open a session of this number for each client of a round; return what they keep, or None before `load`."""
-        if self._setup is None:
-            return None
+    def begin(self, sessions: Mapping[int, int]) -> dict[int, tuple[KeptVersion, ...]]:
+        """Open a session of this number for each client of a round, close all others; return what the clients keep."""
         _share([self._stores[j] for j in self._sessions])
-        self._sessions = {j: Session(self._device(self._setup, j), number) for j, number in sessions.items()}
+        self._sessions = {j: Session(self._device(j), number) for j, number in sessions.items()}
         return {j: session.device.store.statement() for j, session in self._sessions.items()}
 
     def work(self, orders: Sequence[Encoded], *bundles: Sequence[NumpyTensor]) -> list[Encoded]:
@@ -132,17 +121,30 @@ class Worker:
                 results.append(Encoded(client, msgspec.msgpack.encode(reply.message), sent))
         return results
 
-    def _device(self, setup: ClientSetup, client: int) -> ClientDevice:
+    def _device(self, client: int) -> ClientDevice:
         x, y = tree.map(lambda a: a[self._slices[client]], (self._samples.x, self._samples.y))
         return ClientDevice(
             client=client,
             program=self._program,
             data=Arrays(x=x, y=y),
-            batching=setup.batching,
+            batching=self._setup.batching,
             store=self._stores.setdefault(client, ClientStore(client)),
-            augment=setup.augment,
-            precision=setup.precision,
+            augment=self._setup.augment,
+            precision=self._setup.precision,
         )
+
+
+class Worker(VirtualClients):
+    """The Ray actor. Ray makes it anew whenever its process dies; it then holds the same clients, without sessions."""
+
+    def __init__(self, paths: Sequence[str], files: Sequence[str], content: Sequence[Any]) -> None:
+        import ray
+
+        torch.set_num_threads(1)
+        # The setup may contain a user's own method or model, so it is unpickled after these can be imported.
+        sys.path.extend(path for path in paths if path not in sys.path)
+        plugins.load(map(Path, files))
+        super().__init__(*ray.get(content))
 
 
 def _share(stores: Sequence[ClientStore]) -> None:
