@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import pem
+from cutlayer.remote.identity import certificates
 from cutlayer.remote.identity.authority import CertifiedKey, issue, new_ca
 from cutlayer.remote.identity.certificates import (
     Credentials,
@@ -71,7 +71,7 @@ class TestCredentials:
         assert (found.role, found.name, found.expires) == (
             role,
             name,
-            pem.load_certificate(made / party / "cert.pem", "").not_valid_after_utc,
+            certificates.load_certificate(made / party / "cert.pem", "").not_valid_after_utc,
         )
         assert found.certificate == (made / party / "cert.pem").read_bytes()
         assert "PRIVATE" not in repr(found)

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.identity.certificates import ROLE_HOSTS, Identity, role_host
-from cutlayer.remote.identity.pem import day, other_names
+from cutlayer.remote.identity.certificates import ROLE_HOSTS, Identity, other_names, role_host
 
 CA_DAYS = 3650
 SKEW = timedelta(days=1)  # certificates begin this much earlier, for devices whose clock is slow
@@ -59,7 +58,7 @@ def check_days(ca: CertifiedKey, days: int) -> None:
     ends = ca.certificate.not_valid_after_utc
     most = (ends - datetime.now(UTC)).days
     if days > most:
-        raise ConfigError(f"--days {days} is beyond the CA, which expires on {day(ends)}; give at most {most}")
+        raise ConfigError(f"--days {days} is beyond the CA, which expires on {ends:%Y-%m-%d}; give at most {most}")
 
 
 def host_name(host: str) -> x509.GeneralName:

@@ -14,9 +14,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import pem
-from cutlayer.remote.identity.register import NAME, SERVERS
+from cutlayer.remote.identity.register import NAME, SERVERS, content
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+except ImportError as missing:
+    raise ConfigError(
+        "mutual TLS needs cryptography, which is not installed; pip install 'cutlayer[deploy]'"
+    ) from missing
 
 log = logging.getLogger("cutlayer")
 
@@ -60,18 +70,17 @@ class Credentials:
     def load(cls, folder: Path) -> "Credentials":
         """Read ca.pem, cert.pem and key.pem; refuse with a reason what would fail in every handshake."""
         ca_file, own_file, key_file = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
-        ca, own = (pem.load_certificate(file, ADVICE) for file in (ca_file, own_file))
-        pem.load_key(key_file, own, ADVICE)
-        if not pem.issued_by(own, ca):
+        ca, own = (load_certificate(file, ADVICE) for file in (ca_file, own_file))
+        load_key(key_file, own, ADVICE)
+        if not issued_by(own, ca):
             raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}")
-        who, expires = agreed_identity(*pem.owner(own)), own.not_valid_after_utc
-        pem.check_dates(ca_file, ca, NEW_CA)
-        pem.check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
+        who, expires = agreed_identity(*owner(own)), own.not_valid_after_utc
+        check_dates(ca_file, ca, NEW_CA)
+        check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
         if os.name == "posix" and stat.S_IMODE(key_file.stat().st_mode) & 0o077:
             log.warning("%s can be read by other users of this machine; run: chmod 600 %s", key_file, key_file)
         if expires - datetime.now(UTC) < SOON:
-            ends = pem.day(expires)
-            log.warning("the certificate of %s expires on %s; %s", who.name, ends, renewal(who.name))
+            log.warning("the certificate of %s expires on %s; %s", who.name, f"{expires:%Y-%m-%d}", renewal(who.name))
         return cls(
             ca=ca_file.read_bytes(),
             certificate=own_file.read_bytes(),
@@ -90,6 +99,57 @@ def renewal(name: str) -> str:
 def role_host(server: str) -> str:
     """Return the host name that stands for the role of a server in its certificate."""
     return f"{server}.{ROLE_HOSTS}"
+
+
+def load_certificate(path: Path, advice: str) -> x509.Certificate:
+    """Read a certificate."""
+    try:
+        return x509.load_pem_x509_certificate(content(path, advice))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a certificate ({reason(error)}); {advice}") from None
+
+
+def check_dates(path: Path, certificate: x509.Certificate, advice: str) -> None:
+    """Refuse a certificate that is not valid today."""
+    now, begins, ends = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if ends <= now:
+        raise ConfigError(f"{path} expired on {ends:%Y-%m-%d}; {advice}")
+    if now < begins:
+        raise ConfigError(f"{path} is valid from {begins:%Y-%m-%d} on; check the clock of this machine")
+
+
+def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateKeyTypes:
+    """Read a private key, which must be the one of this certificate."""
+    try:
+        key = load_pem_private_key(content(path, advice), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a private key ({reason(error)}); {advice}") from None
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(f"{path} is the key of another certificate than the one beside it; {advice}")
+    return key
+
+
+def issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Return whether this CA signed the certificate."""
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def other_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    """Return the URIs, host names and addresses of a certificate's owner."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return x509.SubjectAlternativeName([])
+
+
+def owner(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
+    """Return the common names and the URIs of a certificate's owner; a valid certificate has one of each."""
+    names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    return names, other_names(certificate).get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def grpc_server_credentials(credentials: Credentials) -> Any:

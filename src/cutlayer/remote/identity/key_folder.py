@@ -20,7 +20,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.identity import authority, pem
+from cutlayer.remote.identity import authority, certificates
 from cutlayer.remote.identity.authority import CertifiedKey
 from cutlayer.remote.identity.certificates import NEW_CA, Identity
 from cutlayer.remote.identity.register import SERVERS, Register, check_name
@@ -131,9 +131,9 @@ def _check_renewals(names: Sequence[str], register: Register) -> None:
 
 def read_ca(folder: Path) -> CertifiedKey:
     """Read the CA of a folder with its key."""
-    certificate = pem.load_certificate(folder / "ca.pem", ADVICE)
-    key = pem.load_key(folder / "ca.key", certificate, ADVICE)
-    pem.check_dates(folder / "ca.pem", certificate, NEW_CA)
+    certificate = certificates.load_certificate(folder / "ca.pem", ADVICE)
+    key = certificates.load_key(folder / "ca.key", certificate, ADVICE)
+    certificates.check_dates(folder / "ca.pem", certificate, NEW_CA)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{folder / 'ca.key'} is not a key that `cutlayer keys` made; {ADVICE}")
     return CertifiedKey(certificate=certificate, key=key)
@@ -148,7 +148,7 @@ def _give(folder: Path, ca: CertifiedKey, name: str, asked: Asked) -> None:
     place, hosts = _place(folder, name), asked.hosts
     if name in SERVERS and not hosts:
         own = place / "cert.pem"
-        hosts = authority.hosts_in(pem.load_certificate(own, ADVICE)) if own.exists() else HOSTS
+        hosts = authority.hosts_in(certificates.load_certificate(own, ADVICE)) if own.exists() else HOSTS
     pair = authority.issue(ca, Identity.named(name), asked.days, hosts)
     place.mkdir(mode=0o700, exist_ok=True)
     _put(place / "key.pem", pair.key_pem, PRIVATE)
@@ -165,7 +165,7 @@ def _party(folder: Path, name: str, register: Register, added: Sequence[str], re
         folder=place,
         number=register.clients.get(name, register.revoked.get(name)),
         state="revoked" if name in register.revoked else state,
-        expires=pem.load_certificate(own, ADVICE).not_valid_after_utc if own.exists() else None,
+        expires=certificates.load_certificate(own, ADVICE).not_valid_after_utc if own.exists() else None,
     )
 
 
