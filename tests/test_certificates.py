@@ -24,7 +24,6 @@ from cutlayer.remote.identity.authority import CertifiedKey, issue, new_ca
 from cutlayer.remote.identity.certificates import (
     Credentials,
     Identity,
-    grpc_channel_credentials,
     grpc_server_credentials,
     identity_of,
     secure_channel,
@@ -241,7 +240,8 @@ class TestHandshake:
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
     def test_host_names_and_addresses_are_in_the_certificate(self, made: Path, echo: Echo, host: str) -> None:
-        credentials = grpc_channel_credentials(Credentials.load(made / "clients/ann"))
+        ann = Credentials.load(made / "clients/ann")
+        credentials = grpc.ssl_channel_credentials(ann.ca, ann.key, ann.certificate)
         assert answer(grpc.secure_channel(f"{host}:{echo.port}", credentials)) == [b"one", b"two"]
 
     def test_a_renewed_certificate_is_let_in(self, folder: Path, echo: Echo) -> None:

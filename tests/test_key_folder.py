@@ -103,9 +103,7 @@ class TestFolder:
         }  # fmt: skip
         for place in (folder, folder / "train", folder / "fed"):
             assert Register.read(place / "clients.toml").clients == {"ann": 0, "bob": 1, "carol": 2}
-        assert certificates.issued_by(
-            read(folder / "clients/carol"), certificates.load_certificate(folder / "ca.pem", "")
-        )
+        read(folder / "clients/carol").verify_directly_issued_by(certificates.load_certificate(folder / "ca.pem", ""))
 
     def test_a_renewal_makes_a_new_key_for_the_same_name_and_number(self, folder: Path) -> None:
         before = contents(folder)

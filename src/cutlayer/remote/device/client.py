@@ -90,7 +90,7 @@ class ServerConnection:
         device = self.options.ready(welcome)
         if self.options.fed is None:
             return Session(device, welcome.session)
-        self._fed = FedStream(Stream(self.options.fed, "fed", self.options.credentials), self._train.close)
+        self._fed = FedStream(self.options.fed, self.options.credentials, self._train.close)
         other = self._fed.opened(self._hello)
         if (other.run, other.client) != (welcome.run, welcome.client):
             raise LinkError("the two servers do not serve the same run, or do not agree on who this client is")

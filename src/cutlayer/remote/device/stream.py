@@ -126,12 +126,13 @@ def _check_stay(message: m.Message) -> None:
             raise StreamEnded(f"the server says good-bye: {reason}", True)
 
 
-class FedStream:
+class FedStream(Stream):
     """The stream to a separate fed server: its values come in, by token and number, and deliveries go out."""
 
-    def __init__(self, stream: Stream, on_end: Callable[[], None]) -> None:
-        self._stream, self._on_end = stream, on_end  # a device that loses one server leaves the other, too
-        self._messages = iter(stream)
+    def __init__(self, address: str, credentials: Credentials | None, on_end: Callable[[], None]) -> None:
+        super().__init__(address, "fed", credentials)
+        self._on_end = on_end  # a device that loses one server leaves the other, too
+        self._messages = iter(self)
         self._session = -1
         self._values: dict[tuple[int, int], Tree] = {}
         self._newest: int | None = None  # the token of the last value
@@ -140,7 +141,7 @@ class FedStream:
 
     def opened(self, hello: m.Hello) -> m.Welcome:
         """Greet the fed server and return its welcome."""
-        self._stream.say(hello)
+        self.say(hello)
         for message, _ in self._messages:
             if isinstance(message, m.Welcome):
                 self._session = message.session
@@ -149,30 +150,25 @@ class FedStream:
 
     def follow(self, ready: m.Ready) -> None:
         """Report that this client is ready, and read values from then on."""
-        self._stream.say(ready)
+        self.say(ready)
         threading.Thread(target=self._listen, name="fed stream", daemon=True).start()
 
     def value(self, token: int, number: int) -> Tree:
         """Wait for a value of this attempt at the round and return it."""
+        key = (token, number)
         with self._change:
-            before = self._newest
-
-            def settled() -> bool:
-                begun_again = self._newest not in (before, token)
-                return (token, number) in self._values or self._end is not None or begun_again
-
-            self._change.wait_for(settled, VALUE_SECONDS)
-            if (token, number) in self._values:
-                return self._values.pop((token, number))
+            expected = (self._newest, token)  # any other token tells that the round has begun again
+            self._change.wait_for(
+                lambda: key in self._values or self._end is not None or self._newest not in expected, VALUE_SECONDS
+            )
+            if key in self._values:
+                return self._values.pop(key)
             if self._end is not None:
                 raise self._end
             raise WireError("the fed server did not send what the training server said it would")
 
     def send(self, reply: Reply) -> None:
-        self._stream.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
-
-    def close(self) -> None:
-        self._stream.close()
+        self.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
 
     def _listen(self) -> None:
         try:

@@ -72,8 +72,10 @@ class Credentials:
         ca_file, own_file, key_file = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
         ca, own = (load_certificate(file, ADVICE) for file in (ca_file, own_file))
         load_key(key_file, own, ADVICE)
-        if not issued_by(own, ca):
-            raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}")
+        try:
+            own.verify_directly_issued_by(ca)
+        except (ValueError, TypeError, InvalidSignature):
+            raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}") from None
         who, expires = agreed_identity(*owner(own)), own.not_valid_after_utc
         check_dates(ca_file, ca, NEW_CA)
         check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
@@ -129,15 +131,6 @@ def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateK
     return key
 
 
-def issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
-    """Return whether this CA signed the certificate."""
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
 def other_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
     """Return the URIs, host names and addresses of a certificate's owner."""
     try:
@@ -163,15 +156,11 @@ def grpc_server_credentials(credentials: Credentials) -> Any:
     return _grpc().ssl_server_credentials([own], root_certificates=credentials.ca, require_client_auth=True)
 
 
-def grpc_channel_credentials(credentials: Credentials) -> Any:
-    """Return what `grpc.secure_channel` takes, which checks the host name; `secure_channel` here checks the role."""
-    return _grpc().ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
-
-
 def secure_channel(address: str, credentials: Credentials, server: str, options: Sequence[tuple[str, Any]] = ()) -> Any:
     """Open a gRPC channel to the training server (train) or the fed server (fed), and to nobody else."""
+    own = _grpc().ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
     role = ("grpc.ssl_target_name_override", role_host(server))
-    return _grpc().secure_channel(address, grpc_channel_credentials(credentials), options=[*options, role])
+    return _grpc().secure_channel(address, own, options=[*options, role])
 
 
 def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:

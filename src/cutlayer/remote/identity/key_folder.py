@@ -91,22 +91,19 @@ def client_names(text: str | None, known: Register) -> list[str]:
     """Return the names that --clients gives; numbered ones have as many digits as the existing ones, or as needed."""
     words = [] if text is None else [word.strip() for word in text.split(",")]
     if len(words) == 1 and words[0].isdecimal():
-        return _numbered(int(words[0]), known)
+        count = int(words[0])
+        if count < 1:
+            raise ConfigError(f"--clients {count} is no number of clients; give one from 1 up, or their names")
+        everyone = (*known.clients, *known.revoked)
+        digits = [len(name.removeprefix("client-")) for name in everyone if re.fullmatch(r"client-\d+", name)]
+        width = min(digits, default=len(str(count)))
+        names = (f"client-{i:0{width}}" for i in range(1, count + 1))
+        return [name for name in names if name not in known.revoked]
     for word in words:
         check_name(word)
         if words.count(word) > 1:
             raise ConfigError(f"--clients has {word!r} twice; every client has a name of its own")
     return words
-
-
-def _numbered(count: int, known: Register) -> list[str]:
-    if count < 1:
-        raise ConfigError(f"--clients {count} is no number of clients; give one from 1 up, or their names")
-    everyone = (*known.clients, *known.revoked)
-    digits = [len(name.removeprefix("client-")) for name in everyone if re.fullmatch(r"client-\d+", name)]
-    width = min(digits, default=len(str(count)))
-    names = [f"client-{i:0{width}}" for i in range(1, count + 1)]
-    return [name for name in names if name not in known.revoked]
 
 
 def _check_servers(folder: Path, asked: Asked, fresh: bool) -> None:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from cutlayer.core.program import Program
 from cutlayer.core.servers import Together
 from cutlayer.core.tree import Tree
 from cutlayer.errors import ConfigError, CutlayerError, WireError
+from cutlayer.remote.device.session import ClientDevice
 from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray.cluster import CLUSTER
 from cutlayer.remote.ray.dispatch import GONE, Dispatch
-from cutlayer.remote.ray.worker import ClientSetup, Worker, WorkerSamples
+from cutlayer.remote.ray.worker import Worker, WorkerSamples
 from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.queue import Request
@@ -62,10 +64,16 @@ class RayBackend:
         weakref.finalize(self, _dismiss, self._ray, self._workers)
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
-        setup = ClientSetup(method=job.method, batching=job.batching, augment=job.augment, precision=job.precision)
+        new_device = partial(
+            ClientDevice,
+            program=self._program,
+            batching=job.batching,
+            augment=job.augment,
+            precision=job.precision,
+        )
         paths = [path or str(Path.cwd()) for path in sys.path]
         files = [str(path) for path in plugins.LOADED]
-        self._stored = [self._ray.put(setup)]  # what an actor that starts again needs stays in Ray's object store
+        self._stored = [self._ray.put(new_device)]  # what an actor that starts again needs stays in Ray's object store
         for k in range(num):
             samples = WorkerSamples.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
             self._stored.append(self._ray.put(samples))

@@ -5,8 +5,7 @@ values share them. Tensors travel as numpy arrays, which Ray puts into memory th
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from cutlayer import plugins
 from cutlayer.core import tree
-from cutlayer.core.batches import Batching
-from cutlayer.core.method import Method
-from cutlayer.core.precision import Precision
-from cutlayer.core.program import Program
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
 from cutlayer.remote.device.session import ClientDevice, Session
 from cutlayer.remote.device.store import ClientStore
 from cutlayer.remote.protocol.messages import KeptVersion, Work
@@ -62,16 +56,6 @@ class Encoded(NamedTuple):
     tensors: list[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientSetup:
-    """What all clients have in common."""
-
-    method: Method
-    batching: Batching
-    augment: Augment | None
-    precision: Precision = "fp32"
-
-
 class WorkerSamples(NamedTuple):
     """The samples of a worker's clients, one client after another."""
 
@@ -91,8 +75,8 @@ class WorkerSamples(NamedTuple):
 class VirtualClients:
     """The virtual clients of a worker."""
 
-    def __init__(self, setup: ClientSetup, samples: WorkerSamples) -> None:
-        self._setup, self._program, self._slices = setup, Program(setup.method), samples.slices
+    def __init__(self, new_device: Callable[..., ClientDevice], samples: WorkerSamples) -> None:
+        self._new_device, self._slices = new_device, samples.slices  # a device lacks its number, data and store
         # Views are enough: batches are copied out of the samples, so nobody writes to them.
         x, y = tree.unflatten(samples.structure, [a.view() for a in samples.tensors])
         self._samples = Arrays(x=x, y=y)
@@ -123,15 +107,8 @@ class VirtualClients:
 
     def _device(self, client: int) -> ClientDevice:
         x, y = tree.map(lambda a: a[self._slices[client]], (self._samples.x, self._samples.y))
-        return ClientDevice(
-            client=client,
-            program=self._program,
-            data=Arrays(x=x, y=y),
-            batching=self._setup.batching,
-            store=self._stores.setdefault(client, ClientStore(client)),
-            augment=self._setup.augment,
-            precision=self._setup.precision,
-        )
+        store = self._stores.setdefault(client, ClientStore(client))
+        return self._new_device(client=client, data=Arrays(x=x, y=y), store=store)
 
 
 class Worker(VirtualClients):
@@ -141,7 +118,7 @@ class Worker(VirtualClients):
         import ray
 
         torch.set_num_threads(1)
-        # The setup may contain a user's own method or model, so it is unpickled after these can be imported.
+        # The content may have a user's own method or model, so it is unpickled after these can be imported.
         sys.path.extend(path for path in paths if path not in sys.path)
         plugins.load(map(Path, files))
         super().__init__(*ray.get(content))
