@@ -124,8 +124,7 @@ def _run_of(text: str) -> Run:
 
 
 def _check_agreed(path: Path, run: Run) -> None:
-    changes = config.read(path)
-    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **changes}, str(path)))
+    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **config.read(path)}, str(path)))
     theirs = config.as_dict(run)
     for key in sorted((ours.keys() | theirs.keys()) - SERVERS_OWN):
         if ours.get(key) != theirs.get(key):

@@ -71,8 +71,7 @@ class ClientStore:
         if self.folder is None or not Store(self.folder).rounds():
             return
         try:
-            content, _ = Store(self.folder).load()
+            content = tree.map(lambda a: a.to(device), Store(self.folder).load()[0])
+            self.entries = {name: StoredValue(*entry) for name, entry in content.items()}
         except CheckpointError as error:
             log.warning("%s; the server will send what is missing", error)
-            return
-        self.entries = {name: StoredValue(*tree.map(lambda a: a.to(device), entry)) for name, entry in content.items()}

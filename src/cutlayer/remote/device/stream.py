@@ -82,9 +82,13 @@ class Stream:
         try:
             for chunk in self._call:
                 said = decoder.feed(chunk)
-                if said is not None:
-                    _check_stay(said[0])
-                    self._received.put(said)
+                match said:
+                    case (m.Denied(reason, final), _):
+                        raise StreamEnded(f"the server refuses this client: {reason}", not final)
+                    case (m.Bye(reason), _):
+                        raise StreamEnded(f"the server says good-bye: {reason}", True)
+                    case (_, _):
+                        self._received.put(said)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             again = code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
@@ -116,14 +120,6 @@ class Stream:
         refused = "connection refused: nothing listens there yet, or it is another port"
         why = refused if "Connection refused" in details else details or code
         return f"no connection to {self.address} ({why})"
-
-
-def _check_stay(message: m.Message) -> None:
-    match message:
-        case m.Denied(reason, final):
-            raise StreamEnded(f"the server refuses this client: {reason}", not final)
-        case m.Bye(reason):
-            raise StreamEnded(f"the server says good-bye: {reason}", True)
 
 
 class FedStream(Stream):
@@ -176,7 +172,13 @@ class FedStream(Stream):
                 if isinstance(message, m.Done):  # the training server says so, too
                     return
                 if isinstance(message, m.FedValue):
-                    self._put(message, build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__))
+                    value = build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__)
+                    with self._change:
+                        # Values of an older attempt at a round are no longer needed.
+                        self._values = {key: old for key, old in self._values.items() if key[0] == message.token}
+                        self._values[message.token, message.number] = value
+                        self._newest = message.token
+                        self._change.notify_all()
             end = StreamEnded("the fed server closed the connection", True)
         except StreamEnded as left:
             end = left
@@ -186,11 +188,3 @@ class FedStream(Stream):
             self._end = end
             self._change.notify_all()
         self._on_end()
-
-    def _put(self, message: m.FedValue, value: Tree) -> None:
-        with self._change:
-            # Values of an older attempt at a round are no longer needed.
-            self._values = {key: old for key, old in self._values.items() if key[0] == message.token}
-            self._values[message.token, message.number] = value
-            self._newest = message.token
-            self._change.notify_all()

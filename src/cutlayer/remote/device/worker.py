@@ -6,7 +6,7 @@ does not declare, or a value that was not made by a function that gives it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,9 @@ class Round:
             case c.RecallValue(out, name):
                 self._set(out, clients.memory.recall(name))
             case c.Get(out):
-                self._set(out, self._value(self._fed_value(supply.count())))
+                if self.fed_value is None:
+                    raise WireError("there is no fed server of its own that could send a parcel")
+                self._set(out, self._value(self.fed_value(supply.count())))
             case c.Free(slot):
                 self.slots.pop(slot, None)
             case c.Up(kinds, slots):
@@ -130,11 +132,6 @@ class Round:
                 supply.count()
                 return self._leaving(kinds, slots, "fed")
         return []
-
-    def _fed_value(self, number: int) -> Tree:
-        if self.fed_value is None:
-            raise WireError("there is no fed server of its own that could send a parcel")
-        return self.fed_value(number)
 
     def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...], to: Place) -> list[Tree]:
         kinds = [find("kind", KIND_BY_NAME, name) for name in names]
@@ -203,12 +200,9 @@ def described(command: c.AnyCommand) -> str:
 def walk_of(batching: Batching, client: int, num_samples: int, key: int) -> Callable[[Mapping[int, int]], Walk]:
     """Return the batches of a client that holds only its own samples, numbered from 0."""
     index = {client: np.arange(num_samples, dtype=np.int64)}
-    newest = Walk(batching, index, key, {})
 
-    def walk(sizes: Mapping[int, int]) -> Walk:
-        nonlocal newest
-        if newest.sizes != sizes:  # otherwise it is reused, so that a pass is drawn once and not at every step
-            newest = Walk(batching, index, key, sizes)
-        return newest
+    @lru_cache(maxsize=1)  # so that a pass is drawn once and not at every step
+    def walk(sizes: tuple[tuple[int, int], ...]) -> Walk:
+        return Walk(batching, index, key, dict(sizes))
 
-    return walk
+    return lambda sizes: walk(tuple(sizes.items()))

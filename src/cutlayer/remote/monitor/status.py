@@ -161,26 +161,15 @@ class Board:
 
     def lost(self, number: int, reason: str) -> None:
         """A session broke; a client that was refused just before stays refused."""
-        with self._locked(number) as client:
-            if client.state in ("lost", "refused", "done"):
-                return
-            self._leave(client, "lost", reason)
-        self._tell(client, logging.WARNING, "client lost", reason=reason)
+        self._leave(number, "lost", HERE | {"away"}, "client lost", reason=reason)
 
     def refused(self, number: int, reason: str) -> None:
         """A client sent something unusable, so its session ends."""
-        with self._locked(number) as client:
-            client.refusals += 1
-            self._leave(client, "refused", reason)
-        self._tell(client, logging.WARNING, "client refused", reason=reason)
+        self._leave(number, "refused", frozenset(STATES), "client refused", reason=reason)
 
     def left(self, number: int) -> None:
         """A client said goodbye."""
-        with self._locked(number) as client:
-            if client.state not in HERE:
-                return
-            self._leave(client, "away", client.reason)
-        self._tell(client, logging.INFO, "client left")
+        self._leave(number, "away", HERE, "client left")
 
     def refused_connection(self, reason: str) -> None:
         """The server turned away somebody who is not a client of this run."""
@@ -218,7 +207,8 @@ class Board:
             self._ended = self._clock()
             for client in self._run.clients.values():
                 if client.state in HERE:
-                    self._leave(client, "done", client.reason)
+                    client.state = "done"
+            self._asked.clear()
             told = {"rounds": self._run.rounds_ended, "seconds": self._ended - self._began}
         event(log, logging.INFO, "run ended", **told)
 
@@ -230,10 +220,15 @@ class Board:
     def _client(self, number: int) -> ClientStatus:
         return self._run.clients.setdefault(number, ClientStatus(number=number, name=f"client {number}"))
 
-    def _leave(self, client: ClientStatus, state: State, reason: str) -> None:
-        """End a client's session, and with it the wait for its answer."""
-        client.state, client.reason = state, printable(reason)
-        self._asked.pop(client.number, None)
+    def _leave(self, number: int, state: State, before: frozenset[State], message: str, **reason: str) -> None:
+        """End the session of a client that was in one of these states, and with it the wait for its answer."""
+        with self._locked(number) as client:
+            if client.state not in before:
+                return
+            client.state, client.reason = state, printable(reason.get("reason", client.reason))
+            client.refusals += state == "refused"
+            self._asked.pop(number, None)
+        self._tell(client, logging.WARNING if reason else logging.INFO, message, **reason)
 
     def _tell(self, client: ClientStatus, level: int, message: str, **fields: Any) -> None:
         """Log an event of a client; called without the lock, as a log may be slow."""

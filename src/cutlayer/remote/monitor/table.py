@@ -30,8 +30,8 @@ STYLES: dict[State, str] = {
     "refused": "bold red",
     "done": "dim green",
 }
-UNWELL = ("refused", "lost", "slow")
-IDLE = ("away", "done")
+UNWELL = ("refused", "lost", "slow")  # shown first
+IDLE = ("away", "done")  # shown last
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class LiveTable(ExitStack):
     def render(self) -> Group:
         """Return the run and its clients as they are now, cut to the size of the console."""
         run = self.board.snapshot()
-        clients = sorted(run.clients.values(), key=lambda c: (_rank(c.state), c.number))
+        clients = sorted(run.clients.values(), key=lambda c: (c.state not in UNWELL, c.state in IDLE, c.number))
         room = max(self.console.height - OTHER_LINES, 1)
         others = (_line(_others(clients[room:])),) if clients[room:] else ()
         return Group(*_heading(run), _table(clients[:room], self.console.width), *others)
@@ -149,11 +149,6 @@ def _fitting(width: int) -> list[Column]:
             break
         columns = [column for column in columns if column.head != head]
     return columns
-
-
-def _rank(state: State) -> int:
-    """Sort clients with problems first and idle ones last."""
-    return 0 if state in UNWELL else 2 if state in IDLE else 1
 
 
 def _others(clients: Sequence[ClientStatus]) -> str:

@@ -65,11 +65,7 @@ class RayBackend:
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
         new_device = partial(
-            ClientDevice,
-            program=self._program,
-            batching=job.batching,
-            augment=job.augment,
-            precision=job.precision,
+            ClientDevice, program=self._program, batching=job.batching, augment=job.augment, precision=job.precision
         )
         paths = [path or str(Path.cwd()) for path in sys.path]
         files = [str(path) for path in plugins.LOADED]

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.remote.protocol.messages import Answer, KeptVersion, Message, Refusal, Work
-from cutlayer.remote.ray.worker import Encoded, NumpyTensor
+from cutlayer.remote.ray.worker import NumpyTensor
 from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 
@@ -94,7 +94,7 @@ class Dispatch:
             own = [who for who in bundles if k in who]
             places = {id(a): i for i, a in enumerate(a for who in own for a in bundles[who])}
             orders = [
-                Encoded(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
+                (client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
             answer = self._workers[k].work.remote(orders, *(sent[who] for who in own))

@@ -48,12 +48,8 @@ class NumpyTensor(NamedTuple):
         return NumpyTensor(np.array(self.array), self.is_bfloat16).view()
 
 
-class Encoded(NamedTuple):
-    """A message to or from a client, and its tensors; on the way down, their places in the bundles of the call."""
-
-    client: int
-    message: bytes
-    tensors: list[Any]
+# A message to or from a client: the client, the bytes and the tensors (to a client, their places in the bundles).
+Encoded = tuple[int, bytes, list[Any]]
 
 
 class WorkerSamples(NamedTuple):
@@ -93,7 +89,7 @@ class VirtualClients:
         """Run the work of each client and return their answers, if they were asked for one."""
         arrays = [array for bundle in bundles for array in bundle]
         views: dict[int, Tensor] = {}
-        results = []
+        results: list[Encoded] = []
         for client, content, places in orders:
             if client not in self._sessions:
                 continue  # the actor has restarted since the round began
@@ -102,7 +98,7 @@ class VirtualClients:
             reply = self._sessions[client].work(DECODER.decode(content), [views[i] for i in places])
             if reply is not None:
                 sent = [NumpyTensor.of(a) for a in reply.tensors]
-                results.append(Encoded(client, msgspec.msgpack.encode(reply.message), sent))
+                results.append((client, msgspec.msgpack.encode(reply.message), sent))
         return results
 
     def _device(self, client: int) -> ClientDevice:
