@@ -51,7 +51,7 @@ def test_a_client_of_a_crew_holds_its_own_samples_and_nothing_of_a_round_that_is
     clients = clients_of({1: np.array([3, 5]), 4: np.array([0, 7, 9])})
     data = clients._device(4).data
     agree((data.x, data.y), (images().x[[0, 7, 9]], images().y[[0, 7, 9]]), 0)
-    assert data.x.untyped_storage().data_ptr() == clients._samples.x.untyped_storage().data_ptr()  # a view, no copy
+    assert data.x.untyped_storage().data_ptr() == clients._samples[0].untyped_storage().data_ptr()  # a view, no copy
     assert clients.begin({1: 10, 4: 11}) == {1: (), 4: ()}
     assert list(clients._sessions) == [1, 4]
     assert clients.begin({}) == {} and clients._sessions == {}

@@ -29,7 +29,6 @@ class JoinOptions:
     credentials: Credentials | None
     plugins: dict[str, str]
     ready: Callable[[Welcome], ClientDevice]  # a UsageError if it cannot or will not take part
-    tells: Callable[[str], None] = log.info
     gives_up_after: float = float("inf")  # seconds without a server
 
 
@@ -53,7 +52,7 @@ def stay(options: JoinOptions) -> str:
             pause, last_seen = FIRST_PAUSE, time.monotonic()
         if time.monotonic() - last_seen > options.gives_up_after:
             raise LinkError(f"no server at {options.address} for {options.gives_up_after:g} seconds: {reason}")
-        options.tells(f"{reason}; trying {options.address} again in {pause:.1f} s")
+        log.info("%s; trying %s again in %.1f s", reason, options.address, pause)
         time.sleep(pause * random.uniform(0.5, 1.0))  # so that not all reconnect at once
         pause = min(2 * pause, LONGEST_PAUSE)
 

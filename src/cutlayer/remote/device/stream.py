@@ -58,10 +58,9 @@ class Stream:
         self._channel = channel_to(address, server, credentials)
         self._call = self._channel.stream_stream(m.JOIN)(iter(self._out.get, None))
 
-    def say(
-        self, message: m.Message, tensors: Sequence[Tensor] = (), packing: Sequence[m.Packing] | None = None
-    ) -> None:
-        for chunk in encode(message, tensors, packing):
+    def say(self, message: m.Message, tensors: Sequence[Tensor] = (), packing: Sequence[m.Packing] = ()) -> None:
+        """Send a message; without a packing, its tensors travel raw."""
+        for chunk in encode(message, tensors, packing or None):
             self._out.put(chunk)
 
     def __iter__(self) -> Iterator[tuple[m.Message, list[Tensor]]]:

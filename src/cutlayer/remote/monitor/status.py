@@ -51,14 +51,10 @@ class RunStatus:
     elapsed: float = 0.0  # seconds
     rounds_ended: int = 0  # since this server started
     round_seconds: float | None = None  # of the last round that ended
-    record: Record = field(default_factory=dict)  # of that round
+    loss: float | None = None  # of that round
     accuracy: float | None = None  # when it was last measured
     refused_connections: int = 0
     clients: dict[int, ClientStatus] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> float | None:
-        return self.record.get("loss")
 
     @property
     def bytes_up(self) -> int:
@@ -78,11 +74,10 @@ class Board:
         name: str,
         method: str,
         rounds: int,
-        listening: str = "",
         expected: Mapping[int, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run = RunStatus(name=name, method=method, rounds=rounds, listening=listening)
+        self._run = RunStatus(name=name, method=method, rounds=rounds)
         self._lock, self._clock = threading.Lock(), clock
         self._began = self._round_began = clock()
         self._ended: float | None = None
@@ -98,7 +93,7 @@ class Board:
             lags = {number: now - asked for number, asked in self._asked.items()}
             clients = {n: replace(c, lag=lags.get(n)) for n, c in sorted(self._run.clients.items())}
             elapsed = (now if self._ended is None else self._ended) - self._began
-            return replace(self._run, elapsed=elapsed, record=dict(self._run.record), clients=clients)
+            return replace(self._run, elapsed=elapsed, clients=clients)
 
     def opened(self, address: str) -> None:
         """The server listens."""
@@ -196,7 +191,7 @@ class Board:
             run = self._run
             run.rounds_ended += 1
             run.round_seconds = self._clock() - self._round_began
-            run.record, run.accuracy = dict(record), record.get("test_accuracy", run.accuracy)
+            run.loss, run.accuracy = record.get("loss"), record.get("test_accuracy", run.accuracy)
             told = {"round": run.round, "rounds": run.rounds, "loss": run.loss, "accuracy": run.accuracy}
             told |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.round_seconds}
         event(log, logging.INFO, "round ended", **told)

@@ -76,7 +76,8 @@ class LiveTable(ExitStack):
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         if self.console.is_terminal:
-            handler.addFilter(_not_in_the_table)
+            # The table shows what the board logs, except for warnings.
+            handler.addFilter(lambda r: r.name != status.log.name or r.levelno >= logging.WARNING)
             self.enter_context(Live(get_renderable=self.render, console=self.console, refresh_per_second=PER_SECOND))
         return self
 
@@ -100,10 +101,6 @@ class _Above(logging.Handler):
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
         text = prefix + printable(record.getMessage(), MOST_OF_A_MESSAGE)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _not_in_the_table(record: logging.LogRecord) -> bool:
-    return record.name != status.log.name or record.levelno >= logging.WARNING
 
 
 def _heading(run: RunStatus) -> tuple[Text, Text]:

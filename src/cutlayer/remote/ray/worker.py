@@ -74,8 +74,7 @@ class VirtualClients:
     def __init__(self, new_device: Callable[..., ClientDevice], samples: WorkerSamples) -> None:
         self._new_device, self._slices = new_device, samples.slices  # a device lacks its number, data and store
         # Views are enough: batches are copied out of the samples, so nobody writes to them.
-        x, y = tree.unflatten(samples.structure, [a.view() for a in samples.tensors])
-        self._samples = Arrays(x=x, y=y)
+        self._samples = tree.unflatten(samples.structure, [a.view() for a in samples.tensors])
         self._stores: dict[int, ClientStore] = {}
         self._sessions: dict[int, Session] = {}
 
@@ -87,14 +86,11 @@ class VirtualClients:
 
     def work(self, orders: Sequence[Encoded], *bundles: Sequence[NumpyTensor]) -> list[Encoded]:
         """Run the work of each client and return their answers, if they were asked for one."""
-        arrays = [array for bundle in bundles for array in bundle]
-        views: dict[int, Tensor] = {}
+        views = [array.view() for bundle in bundles for array in bundle]
         results: list[Encoded] = []
         for client, content, places in orders:
             if client not in self._sessions:
                 continue  # the actor has restarted since the round began
-            for i in places:
-                views.setdefault(i, arrays[i].view())
             reply = self._sessions[client].work(DECODER.decode(content), [views[i] for i in places])
             if reply is not None:
                 sent = [NumpyTensor.of(a) for a in reply.tensors]
@@ -102,7 +98,7 @@ class VirtualClients:
         return results
 
     def _device(self, client: int) -> ClientDevice:
-        x, y = tree.map(lambda a: a[self._slices[client]], (self._samples.x, self._samples.y))
+        x, y = tree.map(lambda a: a[self._slices[client]], self._samples)
         store = self._stores.setdefault(client, ClientStore(client))
         return self._new_device(client=client, data=Arrays(x=x, y=y), store=store)
 
