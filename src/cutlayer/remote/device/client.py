@@ -28,7 +28,7 @@ class JoinOptions:
     name: str
     credentials: Credentials | None
     plugins: dict[str, str]
-    ready: Callable[[Welcome], ClientDevice]  # a UsageError if it cannot or will not take part
+    ready: Callable[[Welcome], ClientDevice]  # raises a UsageError if the device cannot or will not take part
     gives_up_after: float = float("inf")  # seconds without a server
 
 

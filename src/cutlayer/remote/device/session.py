@@ -30,7 +30,7 @@ class Reply(NamedTuple):
     message: Answer | Refusal
     tensors: list[Tensor]
     kinds: list[str]
-    to_fed: bool = False  # where the fed server is a process of its own
+    to_fed: bool = False  # whether it goes to a separate fed server
 
 
 @dataclass(frozen=True, kw_only=True)

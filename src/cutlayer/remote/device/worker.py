@@ -52,7 +52,7 @@ class WorkError(CutlayerError):
 
 @dataclass(kw_only=True)
 class Round:
-    """One client's slots during one round."""
+    """One client in one round: it runs commands, whose values lie in numbered slots."""
 
     client: int
     program: Program
@@ -62,7 +62,7 @@ class Round:
     key: int
     never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
     precision: Precision = "fp32"  # that layers compute in
-    fed_value: Callable[[int], Tree] | None = None  # receives a value from a fed server in a process of its own
+    fed_value: Callable[[int], Tree] | None = None  # waits for a value from a separate fed server
     slots: dict[int, PerClient] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

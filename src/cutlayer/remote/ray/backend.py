@@ -132,8 +132,8 @@ class LogWatcher(NoWatcher):
         self._number, self._left = number, dict(enumerate(names))
 
     def lost(self, number: int, reason: str) -> None:
-        if name := self._left.pop(number, None):
-            log.warning("client %s is out of round %d: %s", name, self._number + 1, reason)
+        if number in self._left:
+            log.warning("client %s is out of round %d: %s", self._left.pop(number), self._number + 1, reason)
 
     refused = lost
 
