@@ -161,7 +161,6 @@ def join_one(order: Devices, name: str, tell: Callable[[str, Any], None]) -> Non
         credentials=keys,
         plugins={},
         ready=partial(case_device, state) if order.case else join.DeviceSettings(data="digits", state=state).ready,
-        tells=lambda text: None,
         gives_up_after=order.gives_up_after,
     )
     try:

@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import pem
+from cutlayer.remote.identity import certificates
 from cutlayer.remote.identity.authority import CertifiedKey, issue, new_ca
 from cutlayer.remote.identity.certificates import (
     Credentials,
     Identity,
-    grpc_channel_credentials,
     grpc_server_credentials,
     identity_of,
     secure_channel,
@@ -71,7 +70,7 @@ class TestCredentials:
         assert (found.role, found.name, found.expires) == (
             role,
             name,
-            pem.load_certificate(made / party / "cert.pem", "").not_valid_after_utc,
+            certificates.load_certificate(made / party / "cert.pem", "").not_valid_after_utc,
         )
         assert found.certificate == (made / party / "cert.pem").read_bytes()
         assert "PRIVATE" not in repr(found)
@@ -241,7 +240,8 @@ class TestHandshake:
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
     def test_host_names_and_addresses_are_in_the_certificate(self, made: Path, echo: Echo, host: str) -> None:
-        credentials = grpc_channel_credentials(Credentials.load(made / "clients/ann"))
+        ann = Credentials.load(made / "clients/ann")
+        credentials = grpc.ssl_channel_credentials(ann.ca, ann.key, ann.certificate)
         assert answer(grpc.secure_channel(f"{host}:{echo.port}", credentials)) == [b"one", b"two"]
 
     def test_a_renewed_certificate_is_let_in(self, folder: Path, echo: Echo) -> None:

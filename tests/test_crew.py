@@ -1,6 +1,7 @@
 """Specifies the virtual clients of a worker and what travels between them and a round."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from conftest import agree, images, resnet
 
 from cutlayer import methods, optim
 from cutlayer.core.batches import Batching
+from cutlayer.core.program import Program
+from cutlayer.remote.device.session import ClientDevice
 from cutlayer.remote.device.store import StoredValue
 from cutlayer.remote.ray.dispatch import PendingWork, bundled
-from cutlayer.remote.ray.worker import ClientSetup, NumpyTensor, VirtualClients, WorkerSamples
+from cutlayer.remote.ray.worker import NumpyTensor, VirtualClients, WorkerSamples
 from cutlayer.split import Split
 
 
@@ -40,15 +43,15 @@ def test_tensors_are_bundled_by_the_crews_that_they_go_to() -> None:
 def clients_of(index: Mapping[int, Any]) -> VirtualClients:
     data = images()
     method = methods.build("fedavg", Split(resnet(), 1), optim.sgd(0.1), optim.sgd(0.1))
-    setup = ClientSetup(method=method, batching=Batching(size=4), augment=None)
-    return VirtualClients(setup, WorkerSamples.of(data, index))
+    new_device = partial(ClientDevice, program=Program(method), batching=Batching(size=4))
+    return VirtualClients(new_device, WorkerSamples.of(data, index))
 
 
 def test_a_client_of_a_crew_holds_its_own_samples_and_nothing_of_a_round_that_is_over() -> None:
     clients = clients_of({1: np.array([3, 5]), 4: np.array([0, 7, 9])})
     data = clients._device(4).data
     agree((data.x, data.y), (images().x[[0, 7, 9]], images().y[[0, 7, 9]]), 0)
-    assert data.x.untyped_storage().data_ptr() == clients._samples.x.untyped_storage().data_ptr()  # a view, no copy
+    assert data.x.untyped_storage().data_ptr() == clients._samples[0].untyped_storage().data_ptr()  # a view, no copy
     assert clients.begin({1: 10, 4: 11}) == {1: (), 4: ()}
     assert list(clients._sessions) == [1, 4]
     assert clients.begin({}) == {} and clients._sessions == {}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cutlayer.cli.identity import keys
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import authority, key_folder, pem
+from cutlayer.remote.identity import authority, certificates, key_folder
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.identity.key_folder import Asked, Party, carry_out
 from cutlayer.remote.identity.register import Register
@@ -37,7 +37,7 @@ def states(parties: list[Party]) -> dict[str, str]:
 
 
 def read(folder: Path) -> x509.Certificate:
-    return pem.load_certificate(folder / "cert.pem", "")
+    return certificates.load_certificate(folder / "cert.pem", "")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -60,7 +60,9 @@ class TestFolder:
         assert {mode for path, mode in modes.items() if path.name in ("ca.key", "key.pem")} == {0o600}
 
     def test_the_chain_holds_for_the_purpose_and_the_names(self, folder: Path) -> None:
-        policy = verification.PolicyBuilder().store(verification.Store([pem.load_certificate(folder / "ca.pem", "")]))
+        policy = verification.PolicyBuilder().store(
+            verification.Store([certificates.load_certificate(folder / "ca.pem", "")])
+        )
         for server in ("train", "fed"):
             for name in (x509.DNSName("localhost"), x509.DNSName(f"{server}.cutlayer.internal")):
                 policy.build_server_verifier(name).verify(read(folder / server), [])
@@ -83,7 +85,7 @@ class TestFolder:
 
     def test_certificates_last_as_long_as_asked_and_the_ca_ten_years(self, folder: Path) -> None:
         now = datetime.now(UTC)
-        ca, ann = pem.load_certificate(folder / "ca.pem", ""), read(folder / "clients/ann")
+        ca, ann = certificates.load_certificate(folder / "ca.pem", ""), read(folder / "clients/ann")
         assert abs(ca.not_valid_after_utc - now - timedelta(days=3650)) < timedelta(minutes=10)
         assert abs(ann.not_valid_after_utc - now - timedelta(days=365)) < timedelta(minutes=10)
         carry_out(folder, Asked(renew=["ann"], days=30))
@@ -101,7 +103,7 @@ class TestFolder:
         }  # fmt: skip
         for place in (folder, folder / "train", folder / "fed"):
             assert Register.read(place / "clients.toml").clients == {"ann": 0, "bob": 1, "carol": 2}
-        assert pem.issued_by(read(folder / "clients/carol"), pem.load_certificate(folder / "ca.pem", ""))
+        read(folder / "clients/carol").verify_directly_issued_by(certificates.load_certificate(folder / "ca.pem", ""))
 
     def test_a_renewal_makes_a_new_key_for_the_same_name_and_number(self, folder: Path) -> None:
         before = contents(folder)

@@ -20,7 +20,7 @@ from in_process import deployment
 from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, Outcome, must_agree, on_loop, outcome
 from torch import nn
 
-from cutlayer import methods, optim
+from cutlayer import methods, optim, plugins
 from cutlayer.core.batches import Batching
 from cutlayer.core.method import Method
 from cutlayer.data.arrays import from_arrays
@@ -29,6 +29,7 @@ from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray import cluster as ray_cluster
 from cutlayer.remote.ray.backend import RayBackend
+from cutlayer.remote.ray.dispatch import Dispatch
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.run import Folder, execute
@@ -57,7 +58,7 @@ def method_of(case: str) -> Method:
 
 def actors(sim: Simulation) -> list[Any]:
     assert isinstance(sim.backend, RayBackend)
-    return [worker.actor for worker in sim.backend._workers]
+    return sim.backend._workers
 
 
 def process_of(actor: Any) -> psutil.Process:
@@ -309,6 +310,45 @@ def test_a_round_in_which_every_actor_dies_is_tried_again_and_gives_the_same(
     assert "round 2: every client is lost; it is tried again" in [r.getMessage() for r in caplog.records]
     expected = on_loop("hosfl", "momentum", "two-part", torch.float64)
     agree(Outcome(state, sim.ledger).values, expected.values, 0)
+
+
+def test_a_round_whose_first_dispatch_finds_an_actor_gone_is_tried_again_and_gives_the_same(
+    cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, errors, closed = ray.get, [ray.exceptions.RayActorError(error_msg="nobody is there")], []
+    close = Dispatch.close
+
+    def gone_once(*args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return get(*args, **options)
+
+    monkeypatch.setattr(ray, "get", gone_once)
+    monkeypatch.setattr(Dispatch, "close", lambda dispatch: closed.append(len(errors)) or close(dispatch))
+    there = on_ray("fedavg")
+    assert not errors and closed == [0, 0, 0]  # a failed attempt and two rounds
+    assert [r.getMessage() for r in caplog.records] == [
+        "a round cannot begin: an actor is gone: nobody is there; it is tried again"
+    ]
+    must_agree(there, on_loop("fedavg", "momentum", "two-part", torch.float64), 0.0)
+
+
+def test_an_actor_that_dies_before_a_round_begins_changes_nothing(
+    cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = simulation(method_of("fedavg"), engine="ray")
+    process = process_of(actors(sim)[0])
+    process.kill()
+    process.wait(30)
+    state = run(sim)
+    agree(Outcome(state, sim.ledger).values, on_loop("fedavg", "momentum", "two-part", torch.float64).values, 0)
+    assert not caplog.records
+
+
+def test_an_actor_that_cannot_start_is_told_of(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "LOADED", [Path("/nowhere.py")])
+    with pytest.raises(ConfigError, match=r"^an actor of engine 'ray' cannot start: .*nowhere.py"):
+        run(simulation(method_of("fedavg"), engine="ray"))
 
 
 # -- runs that go on -------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ class Hands:
 
 
 def board(clock: Hands | None = None, **options: Any) -> Board:
-    told = {"name": "digits", "method": "splitfed", "rounds": 10, "listening": "127.0.0.1:7", "clock": clock or Hands()}
-    return Board(**{**told, **options})
+    made = Board(name="digits", method="splitfed", rounds=10, clock=clock or Hands(), **options)
+    made.opened("127.0.0.1:7")
+    return made
 
 
 def three(clock: Hands) -> Board:
@@ -181,7 +182,7 @@ class TestBoard:
         made = three(Hands())
         made.round_ended({"round": 2, "loss": 0.25})
         run = made.snapshot()
-        assert (run.loss, run.accuracy, run.record) == (0.25, 0.9312, {"round": 2, "loss": 0.25})
+        assert (run.loss, run.accuracy) == (0.25, 0.9312)
 
     def test_time_stops_with_the_run(self) -> None:
         clock = Hands()
@@ -195,7 +196,7 @@ class TestBoard:
         before = made.snapshot()
         made.asked(0, 10**6)
         made.joined(3, "dan", 1)
-        made.snapshot().record["loss"] = -1
+        made.snapshot().loss = -1
         assert (before.clients[0].bytes_down, sorted(before.clients)) == (2048, [0, 1, 2])
         assert made.snapshot().loss == 0.5123
 

@@ -1,6 +1,6 @@
-"""Clients that are somewhere else: the queue, the wire, real devices over gRPC, and a cluster of Ray."""
+"""Clients in other processes: devices over gRPC, and the actors of a Ray cluster."""
 
 import os
 
-# What gRPC has to say of a failed connection is told in a user's words where it matters.
+# Silence gRPC's own log: failed connections are reported in our own words.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""A device's end of gRPC: it joins, works, and comes back by itself when the connection or the server is gone."""
+"""A device's side of gRPC: it joins a run, works, and reconnects when the connection or the server is gone."""
 
 import logging
 import random
@@ -6,13 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from cutlayer.core.kinds import ACTIVATIONS
 from cutlayer.errors import LinkError
-from cutlayer.remote.device.fed_stream import FedStream
 from cutlayer.remote.device.session import ClientDevice, Reply, Session, forms_of
-from cutlayer.remote.device.stream import Stream, StreamEnded
+from cutlayer.remote.device.stream import FedStream, Stream, StreamEnded
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.protocol.messages import PROTOCOL, Done, Hello, Packing, Ready, Welcome, Work
 from cutlayer.version import __version__
@@ -24,20 +21,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between attempts, doubled each
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions:
-    """Who joins: its name and certificate, and how it makes itself ready for a run."""
+    """Which servers a device joins, under which name and certificate, and how it prepares for a run."""
 
     address: str
-    fed: str | None = None  # the fed server, where it is a process of its own
+    fed: str | None = None  # the fed server, if it is a separate process
     name: str
     credentials: Credentials | None
     plugins: dict[str, str]
-    ready: Callable[[Welcome], ClientDevice]  # a UsageError if it cannot or will not take part
-    tells: Callable[[str], None] = log.info
+    ready: Callable[[Welcome], ClientDevice]  # raises a UsageError if the device cannot or will not take part
     gives_up_after: float = float("inf")  # seconds without a server
 
 
 def stay(options: JoinOptions) -> str:
-    """Take part until the run is over; the server's last words. LinkError if the server will not have this client."""
+    """Take part until the run is over; return the server's last words. LinkError if the server refuses this client."""
     pause, last_seen = FIRST_PAUSE, time.monotonic()
     while True:
         connection = ServerConnection(options)
@@ -56,31 +52,33 @@ def stay(options: JoinOptions) -> str:
             pause, last_seen = FIRST_PAUSE, time.monotonic()
         if time.monotonic() - last_seen > options.gives_up_after:
             raise LinkError(f"no server at {options.address} for {options.gives_up_after:g} seconds: {reason}")
-        options.tells(f"{reason}; trying {options.address} again in {pause:.1f} s")
-        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once when a server comes back
+        log.info("%s; trying %s again in %.1f s", reason, options.address, pause)
+        time.sleep(pause * random.uniform(0.5, 1.0))  # so that not all reconnect at once
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class ServerConnection:
-    """One session with a server, and with the fed server where that is another."""
+    """One session with the server, and with the fed server if that is separate."""
 
     def __init__(self, options: JoinOptions) -> None:
         self.options = options
-        self.worked = False  # whether the server had any use for it
+        self.worked = False  # whether the server has sent any work
+        self._hello = Hello(protocol=PROTOCOL, version=__version__, name=options.name, plugins=options.plugins)
         self._train = Stream(options.address, "train", options.credentials)
         self._fed: FedStream | None = None
 
     def run(self) -> str:
-        self._train.say(self._hello())
+        self._train.say(self._hello)
         session: Session | None = None
         packing: Packing = "raw"
         for message, tensors in self._train:
             match message:
                 case Welcome():
                     session, packing = self._begun(message), message.packing
-                    self._train.say(_ready(session, message.session))
+                    self._train.say(_ready(session.device, message.session))
                 case Work() if session is not None:
-                    self._work(session, message, tensors, packing)
+                    self._answer(session.work(message, tensors), packing)
+                    session.device.store.save(message.round + 1)
                 case Done(reason):
                     return reason
                 case _:
@@ -91,41 +89,32 @@ class ServerConnection:
         device = self.options.ready(welcome)
         if self.options.fed is None:
             return Session(device, welcome.session)
-        self._fed = FedStream(Stream(self.options.fed, "fed", self.options.credentials), self._train.close)
-        other = self._fed.opened(self._hello())
+        self._fed = FedStream(self.options.fed, self.options.credentials, self._train.close)
+        other = self._fed.opened(self._hello)
         if (other.run, other.client) != (welcome.run, welcome.client):
             raise LinkError("the two servers do not serve the same run, or do not agree on who this client is")
-        self._fed.follow(_ready(Session(device, other.session), other.session))
+        self._fed.follow(_ready(device, other.session))
         return Session(device, welcome.session, self._fed.value)
 
-    def _work(self, session: Session, work: Work, tensors: list[Tensor], packing: Packing) -> None:
-        reply = session.work(work, tensors)
+    def _answer(self, reply: Reply | None, packing: Packing) -> None:
         self.worked = True
         if reply is not None and reply.to_fed and self._fed is not None:
             self._fed.send(reply)
         elif reply is not None:
             self._train.say(reply.message, reply.tensors, packings(reply, packing))
-        session.device.store.save(work.round + 1)
-
-    def _hello(self) -> Hello:
-        options = self.options
-        return Hello(protocol=PROTOCOL, version=__version__, name=options.name, plugins=options.plugins)
 
     def close(self, reason: str = "") -> None:
-        """Leave; with a reason the server is told it."""
+        """Leave both servers; if there is a reason, tell the training server."""
         self._train.close(reason)
         if self._fed is not None:
             self._fed.close()
 
 
 def packings(reply: Reply, packing: Packing) -> Sequence[Packing]:
-    """Only activations are packed: gradients, models and scalars travel as they are."""
-    packed = (
-        kind == ACTIVATIONS.name and a.is_floating_point() for a, kind in zip(reply.tensors, reply.kinds, strict=True)
-    )
-    return [packing if yes else "raw" for yes in packed]
+    """Return the packing of each tensor; only activations are packed, and not gradients, models or scalars."""
+    kinds = zip(reply.tensors, reply.kinds, strict=True)
+    return [packing if kind == ACTIVATIONS.name and a.is_floating_point() else "raw" for a, kind in kinds]
 
 
-def _ready(session: Session, number: int) -> Ready:
-    device = session.device
-    return Ready(session=number, samples=len(device.data), sample=forms_of(device.data), kept=device.store.statement())
+def _ready(device: ClientDevice, session: int) -> Ready:
+    return Ready(session=session, samples=len(device.data), sample=forms_of(device.data), kept=device.store.statement())

@@ -1,4 +1,4 @@
-"""One device: its own data and its own copy of the method, made ready for the run that a server names."""
+"""Prepares a device, with its own data and its own copy of the method, for the run that a server names."""
 
 import logging
 import tomllib
@@ -18,6 +18,7 @@ from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
 from cutlayer.remote.device.session import ClientDevice
 from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.device.worker import KIND_BY_NAME
 from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
@@ -27,37 +28,39 @@ log = logging.getLogger("cutlayer")
 
 @dataclass(kw_only=True)
 class DeviceSettings:
-    """Where a device keeps its data and its memory, and what it never sends."""
+    """Where a device has its data and keeps its values, and what it never sends."""
 
-    data: str  # a file or folder, or the name of a data set of which it takes its share
+    data: str  # a file or folder, or the name of a data set, of which the device takes its share
     state: Path | None = None
     device: str = "cpu"
     never: frozenset[str] = frozenset()
-    raw: bool = False  # whether inputs may go up as they are, where no layer is at the client
+    raw: bool = False  # whether raw inputs may go up, if no layer is at the client
     secret: str | None = None
     root: Path | None = None
-    config: Path | None = None  # the run that this device agrees to
+    config: Path | None = None  # the only run that this device agrees to
     _ready: tuple[str, ClientDevice] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         for name in self.never:
-            find("kind", {kind.name: kind for kind in KINDS}, name)
+            find("kind", KIND_BY_NAME, name)
         check_device(self.device)
         if not Path(self.data).exists() and self.data not in sources.names():
             raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
 
     def ready(self, welcome: Welcome) -> ClientDevice:
-        """The device for this run; what was made for the same run before is used again."""
+        """Return the device for this run; it is prepared once and then reused."""
         if self._ready is None or self._ready[0] != welcome.run or self._ready[1].client != welcome.client:
             self._ready = (welcome.run, self._made(welcome))
         return self._ready[1]
 
     def _made(self, welcome: Welcome) -> ClientDevice:
-        run = replace(_run_of(welcome.run), device=self.device, weights=None)  # their values come from the server
+        told = _run_of(welcome.run)
         if self.config is not None:
-            _check_agreed(self.config, _run_of(welcome.run))
+            _check_agreed(self.config, told)
+        run = replace(told, device=self.device, weights=None)  # the values of weights come from the server
         data = self._data(run, welcome.client)
-        _tell_of(data)
+        if isinstance(data.x, Tensor):  # devices whose inputs have different scales would train a model that fits none
+            log.info("%d samples, inputs from %.4g to %.4g", len(data), float(data.x.min()), float(data.x.max()))
         method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
         program = Program(method)
         self._check_leaving(program, method.model.cut)
@@ -101,21 +104,14 @@ class DeviceSettings:
         log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
 
 
-def _tell_of(data: Arrays) -> None:
-    """How much there is, and on which scale: devices that differ in it would train a model that fits neither."""
-    if isinstance(data.x, Tensor):
-        low, high = float(data.x.min()), float(data.x.max())
-        log.info("%d samples, inputs from %.4g to %.4g", len(data), low, high)
-
-
 def leaving(program: Program) -> list[Kind]:
-    """The kinds that a method's clients send."""
+    """Return the kinds that a method's clients send."""
     gives = [getattr(fn, "gives", None) for fn in program.functions.values()]
     given = {k for g in gives if g is not None for k in (g.values() if isinstance(g, Mapping) else (g,))}
     return [kind for kind in KINDS if kind in given or (kind is LABELS and program.labels is not None)]
 
 
-SERVERS_OWN = {"server_engine", "sampler", "meters"}  # keys that mean nothing to a device
+SERVERS_OWN = {"server_engine", "sampler", "meters"}  # keys that concern only the server
 
 
 def _run_of(text: str) -> Run:
@@ -128,8 +124,7 @@ def _run_of(text: str) -> Run:
 
 
 def _check_agreed(path: Path, run: Run) -> None:
-    changes = config.read(path)
-    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **changes}, str(path)))
+    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **config.read(path)}, str(path)))
     theirs = config.as_dict(run)
     for key in sorted((ours.keys() | theirs.keys()) - SERVERS_OWN):
         if ours.get(key) != theirs.get(key):

@@ -1,4 +1,4 @@
-"""A client's end of one session: work comes in, an answer or a refusal goes out."""
+"""A client's side of one session: work comes in, an answer or a refusal goes out."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,17 +25,17 @@ from cutlayer.remote.tensors.trees import flatten
 
 
 class Reply(NamedTuple):
-    """What a client says, and the kind of each tensor that goes with it."""
+    """A client's message, its tensors and the kind of each tensor."""
 
     message: Answer | Refusal
     tensors: list[Tensor]
     kinds: list[str]
-    to_fed: bool = False  # where the fed server is a process of its own
+    to_fed: bool = False  # whether it goes to a separate fed server
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientDevice:
-    """What a client brings: its own copy of the method, its data, what it keeps, and what it never sends."""
+    """A client: its own copy of the method, its data, the values that it keeps, and what it never sends."""
 
     client: int
     program: Program
@@ -45,7 +45,7 @@ class ClientDevice:
     augment: Augment | None = None
     precision: Precision = "fp32"
     never: frozenset[str] = frozenset()
-    secret: str | None = None  # mixed into the seeds that it has to itself, so that no server can know them
+    secret: str | None = None  # mixed into the client's own seeds, so that no server can know them
 
 
 @dataclass
@@ -54,13 +54,13 @@ class Session:
 
     device: ClientDevice
     number: int
-    fed_values: Callable[[int, int], Tree] | None = None  # by token and number, from a fed server of its own
+    fed_values: Callable[[int, int], Tree] | None = None  # by token and number, from a separate fed server
     _lists: dict[int, tuple[AnyCommand, ...]] = field(default_factory=dict)
     _round: Round | None = None
     _last: int = 0  # number of the newest work
 
     def work(self, work: Work, tensors: Sequence[Tensor]) -> Reply | None:
-        """The answer to this work; none if it wants none, is of another session, or has been done already."""
+        """Do this work and return the reply; None if it needs none, is of another session, or was done before."""
         if work.session != self.number or work.number <= self._last:
             return None
         self._last = work.number
@@ -119,7 +119,7 @@ class Session:
 
 
 def forms_of(data: Arrays) -> tuple[TensorForm, ...]:
-    """Type and shape of one sample: of its inputs, by the order of their names, then of its target."""
+    """Return the type and shape of one sample: of its inputs, in the order of their names, then of its target."""
     return tuple(
         TensorForm(str(a.dtype).removeprefix("torch."), tuple(a.shape[1:])) for a in tree.tensors((data.x, data.y))
     )

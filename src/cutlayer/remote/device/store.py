@@ -1,4 +1,4 @@
-"""What one client keeps between rounds, in a folder of its own if it has one, so that it outlives the process."""
+"""The values that a client keeps between rounds, in a folder if it has one, so that they outlive the process."""
 
 import logging
 from dataclasses import dataclass, field
@@ -47,33 +47,31 @@ class ClientStore:
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
         check_kept(value)
-        # Tensors of their own, as a folder would give back.
+        # Copies, as a folder would give back.
         self.entries[name] = StoredValue(version, self.token, tree.owned(value.at(self.client)))
         self.changed = True
         return self.recall(name)
 
     def statement(self) -> tuple[KeptVersion, ...]:
-        """What a server is told when the client joins."""
+        """Return what the client tells a server about its values when it joins."""
         return tuple(KeptVersion(name, e.version, e.token) for name, e in self.entries.items())
 
     def save(self, round: int) -> None:
-        """Write what has changed; a folder that cannot be written costs a download later, and nothing else."""
+        """Write the values if they have changed; if that fails, the client only has to download them again later."""
         if self.folder is None or not self.changed:
             return
-        content = {name: tuple(entry) for name, entry in self.entries.items()}
         try:
-            Store(self.folder).save(round, content, {})
+            Store(self.folder).save(round, {name: tuple(entry) for name, entry in self.entries.items()}, {})
             self.changed = False
         except CheckpointError as error:
             log.warning("%s", error)
 
     def load(self, device: Any = "cpu") -> None:
-        """Go on with what the folder holds, if anything sound."""
+        """Load the values that the folder holds, if they can be read."""
         if self.folder is None or not Store(self.folder).rounds():
             return
         try:
-            content, _ = Store(self.folder).load()
+            content = tree.map(lambda a: a.to(device), Store(self.folder).load()[0])
+            self.entries = {name: StoredValue(*entry) for name, entry in content.items()}
         except CheckpointError as error:
             log.warning("%s; the server will send what is missing", error)
-            return
-        self.entries = {name: StoredValue(*tree.map(lambda a: a.to(device), entry)) for name, entry in content.items()}

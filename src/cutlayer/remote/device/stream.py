@@ -1,34 +1,38 @@
-"""A device's stream to one server: what is said goes out, what comes is read, and every end has a reason."""
+"""A device's streams: one to the server, and one to the fed server where that is a separate process."""
 
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import msgspec
 from torch import Tensor
 
+from cutlayer.core.tree import Tree
 from cutlayer.errors import WireError
+from cutlayer.remote.device.session import Reply
 from cutlayer.remote.identity.certificates import Credentials, secure_channel
-from cutlayer.remote.protocol.messages import JOIN, MOST_BYTES, Bye, Denied, FromServer, Message, Packing
+from cutlayer.remote.protocol import messages as m
+from cutlayer.remote.tensors.trees import build
 from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 
-# A new connection each time: no stale one, and no pauses but the device's own.
+# Each attempt opens a new connection: none is stale, and the device alone decides when to retry.
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
-HANDSHAKES = {  # what gRPC says where no connection came about
+HANDSHAKES = {  # why a connection failed, by what gRPC says about it
     "WRONG_VERSION_NUMBER": "it shows no certificate; perhaps it was started with --insecure",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the CA that this device trusts, or has expired",
     "Socket closed": "it hung up at once; perhaps it does not accept this device's certificate, or wants one",
 }
 GOODBYE_SECONDS = 1.0
+VALUE_SECONDS = 120.0  # that a value of the fed server may take
 
-
-Come = tuple[Message, list[Tensor]] | Exception | None  # the last two at the end
+Received = tuple[m.Message, list[Tensor]] | Exception | None  # the last two at the end
 
 
 class StreamEnded(Exception):
-    """The stream has ended; `again` tells whether it is worth coming back."""
+    """The stream has ended; `again` tells whether to connect again."""
 
     def __init__(self, reason: str, again: bool) -> None:
         super().__init__(reason)
@@ -36,7 +40,7 @@ class StreamEnded(Exception):
 
 
 def channel_to(address: str, server: Literal["train", "fed"], credentials: Credentials | None) -> Any:
-    """A gRPC channel to this server, and to nobody else at that address."""
+    """Open a gRPC channel to this server, and to nobody else at that address."""
     import grpc
 
     if credentials is None:
@@ -45,40 +49,45 @@ def channel_to(address: str, server: Literal["train", "fed"], credentials: Crede
 
 
 class Stream:
-    """One stream, which is iterated once."""
+    """A stream to one server; iterate over it once."""
 
     def __init__(self, address: str, server: Literal["train", "fed"], credentials: Credentials | None) -> None:
         self.address = address
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._channel = channel_to(address, server, credentials)
-        self._call = self._channel.stream_stream(JOIN)(iter(self._out.get, None))
+        self._call = self._channel.stream_stream(m.JOIN)(iter(self._out.get, None))
 
-    def say(self, message: Message, tensors: Sequence[Tensor] = (), packing: Sequence[Packing] | None = None) -> None:
-        for chunk in encode(message, tensors, packing):
+    def say(self, message: m.Message, tensors: Sequence[Tensor] = (), packing: Sequence[m.Packing] = ()) -> None:
+        """Send a message; without a packing, its tensors travel raw."""
+        for chunk in encode(message, tensors, packing or None):
             self._out.put(chunk)
 
-    def __iter__(self) -> Iterator[tuple[Message, list[Tensor]]]:
-        """All that the server says, until it refuses this client, says good-bye, or is gone: then Left."""
-        come: queue.SimpleQueue[Come] = queue.SimpleQueue()
-        # Not in this thread: Ctrl-C in the midst of gRPC's code would leave its locks locked for ever.
-        threading.Thread(target=self._read, args=(come,), name="stream", daemon=True).start()
-        while (one := come.get()) is not None:
+    def __iter__(self) -> Iterator[tuple[m.Message, list[Tensor]]]:
+        """Yield the server's messages; raise StreamEnded if it refuses this client, says goodbye or is gone."""
+        # A thread reads: Ctrl-C inside gRPC's code would leave its locks locked for ever.
+        threading.Thread(target=self._read, name="stream", daemon=True).start()
+        while (one := self._received.get()) is not None:
             if isinstance(one, Exception):
                 raise one
             yield one
 
-    def _read(self, come: "queue.SimpleQueue[Come]") -> None:
-        """Whatever comes, and at the end nothing, or what went wrong."""
+    def _read(self) -> None:
+        """Put each message into the queue, and at the end None or the error."""
         import grpc
 
-        decoder = Decoder(FromServer, MOST_BYTES)
+        decoder = Decoder(m.FromServer, m.MOST_BYTES)
         end: Exception | None = None
         try:
             for chunk in self._call:
                 said = decoder.feed(chunk)
-                if said is not None:
-                    _check_stay(said[0])
-                    come.put(said)
+                match said:
+                    case (m.Denied(reason, final), _):
+                        raise StreamEnded(f"the server refuses this client: {reason}", not final)
+                    case (m.Bye(reason), _):
+                        raise StreamEnded(f"the server says good-bye: {reason}", True)
+                    case (_, _):
+                        self._received.put(said)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             again = code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
@@ -87,12 +96,12 @@ class Stream:
             end = StreamEnded(f"the server sent something that cannot be used: {error}", True)
         except Exception as error:
             end = error
-        come.put(end)
+        self._received.put(end)
 
     def close(self, reason: str = "") -> None:
-        """Leave; with a reason the server is told it."""
+        """Close the stream; if there is a reason, tell the server first."""
         if reason:
-            self.say(Bye(reason))
+            self.say(m.Bye(reason))
         self._out.put(None)
         end = time.monotonic() + GOODBYE_SECONDS
         while reason and not self._call.done() and time.monotonic() < end:
@@ -112,9 +121,69 @@ class Stream:
         return f"no connection to {self.address} ({why})"
 
 
-def _check_stay(message: Message) -> None:
-    match message:
-        case Denied(reason, final):
-            raise StreamEnded(f"the server refuses this client: {reason}", not final)
-        case Bye(reason):
-            raise StreamEnded(f"the server says good-bye: {reason}", True)
+class FedStream(Stream):
+    """The stream to a separate fed server: its values come in, by token and number, and deliveries go out."""
+
+    def __init__(self, address: str, credentials: Credentials | None, on_end: Callable[[], None]) -> None:
+        super().__init__(address, "fed", credentials)
+        self._on_end = on_end  # a device that loses one server leaves the other, too
+        self._messages = iter(self)
+        self._session = -1
+        self._values: dict[tuple[int, int], Tree] = {}
+        self._newest: int | None = None  # the token of the last value
+        self._end: StreamEnded | None = None
+        self._change = threading.Condition()
+
+    def opened(self, hello: m.Hello) -> m.Welcome:
+        """Greet the fed server and return its welcome."""
+        self.say(hello)
+        for message, _ in self._messages:
+            if isinstance(message, m.Welcome):
+                self._session = message.session
+                return message
+        raise StreamEnded("the fed server closed the connection", True)
+
+    def follow(self, ready: m.Ready) -> None:
+        """Report that this client is ready, and read values from then on."""
+        self.say(ready)
+        threading.Thread(target=self._listen, name="fed stream", daemon=True).start()
+
+    def value(self, token: int, number: int) -> Tree:
+        """Wait for a value of this attempt at the round and return it."""
+        key = (token, number)
+        with self._change:
+            expected = (self._newest, token)  # any other token tells that the round has begun again
+            self._change.wait_for(
+                lambda: key in self._values or self._end is not None or self._newest not in expected, VALUE_SECONDS
+            )
+            if key in self._values:
+                return self._values.pop(key)
+            if self._end is not None:
+                raise self._end
+            raise WireError("the fed server did not send what the training server said it would")
+
+    def send(self, reply: Reply) -> None:
+        self.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
+
+    def _listen(self) -> None:
+        try:
+            for message, tensors in self._messages:
+                if isinstance(message, m.Done):  # the training server says so, too
+                    return
+                if isinstance(message, m.FedValue):
+                    value = build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__)
+                    with self._change:
+                        # Values of an older attempt at a round are no longer needed.
+                        self._values = {key: old for key, old in self._values.items() if key[0] == message.token}
+                        self._values[message.token, message.number] = value
+                        self._newest = message.token
+                        self._change.notify_all()
+            end = StreamEnded("the fed server closed the connection", True)
+        except StreamEnded as left:
+            end = left
+        except Exception as error:  # whatever is wrong with a value, the device must learn of it
+            end = StreamEnded(f"the fed server sent something that cannot be used: {error}", True)
+        with self._change:
+            self._end = end
+            self._change.notify_all()
+        self._on_end()

@@ -1,11 +1,12 @@
-"""A client's own side of a round: it runs lists of commands under the same laws, and by the same verbs, as everywhere.
+"""A client's side of a round: it runs lists of commands with the same verbs, and so under the same laws, as elsewhere.
 
-What the verbs refuse is refused here, at the client, whatever a server asks: a function that the client's own copy of
-the method does not declare, or a value that was not made by one that gives it.
+The client itself refuses what the verbs refuse, whatever a server asks for: a function that its own copy of the method
+does not declare, or a value that was not made by a function that gives it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.checks import reason
 from cutlayer.core.kinds import KINDS, Kind, Place
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
@@ -27,7 +29,7 @@ from cutlayer.remote.tensors.trees import build
 
 KIND_BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 MOST_SLOTS = 10_000
-# Whatever a list of commands may bring about, short of a device that is out of memory or a connection that is gone.
+# Any error that a list of commands can cause, except that the device is out of memory or the connection is gone.
 REFUSED = (
     CutlayerError,
     LookupError,
@@ -41,7 +43,7 @@ REFUSED = (
 
 
 class WorkError(CutlayerError):
-    """Work that a client did not do: where it was, and why not."""
+    """A client could not do its work: at which command, and why."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where}: {reason}")
@@ -50,7 +52,7 @@ class WorkError(CutlayerError):
 
 @dataclass(kw_only=True)
 class Round:
-    """One client's slots during one round."""
+    """One client in one round: it runs commands, whose values lie in numbered slots."""
 
     client: int
     program: Program
@@ -60,7 +62,7 @@ class Round:
     key: int
     never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
     precision: Precision = "fp32"  # that layers compute in
-    fed_value: Callable[[int], Tree] | None = None  # what the fed server sends itself, where it is a process of its own
+    fed_value: Callable[[int], Tree] | None = None  # waits for a value from a separate fed server
     slots: dict[int, PerClient] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,15 +77,15 @@ class Round:
 
     @torch.no_grad()
     def run(self, commands: Sequence[c.AnyCommand], numbers: Sequence[float], tensors: Sequence[Tensor]) -> list[Tree]:
-        """What goes up at the end of the list."""
-        supply = Supply(iter(numbers), iter(tensors))
+        """Run a list of commands; return the values that go up at its end."""
+        supply = Supply(numbers, tensors)
         leaving: list[Tree] = []
         with computing(self.precision):
             for place, command in enumerate(commands):
                 try:
                     leaving += self._run(command, supply)
                 except REFUSED as error:
-                    raise WorkError(f"command {place + 1} ({described(command)})", reason_of(error)) from error
+                    raise WorkError(f"command {place + 1} ({described(command)})", reason(error)) from error
         supply.check_empty()
         return leaving
 
@@ -105,9 +107,9 @@ class Round:
             case c.Do(out, name, arguments):
                 self._set(out, clients.do(find("function", functions, name), *map(get, arguments)))
             case c.Vjp(out, pullback, name, arguments):
-                made = clients.vjp(find("function", functions, name), *map(get, arguments))
-                self._set(out, made[0])
-                self._set(pullback, made[1])
+                result, pull = clients.vjp(find("function", functions, name), *map(get, arguments))
+                self._set(out, result)
+                self._set(pullback, pull)
             case c.Grad(out, name, arguments, cut):
                 self._set(out, clients.grad(find("function", functions, name), *map(get, arguments), cut=cut))
             case c.Pull(out, pullback, gradient):
@@ -119,7 +121,9 @@ class Round:
             case c.RecallValue(out, name):
                 self._set(out, clients.memory.recall(name))
             case c.Get(out):
-                self._set(out, self._value(self._fed_value(supply.count())))
+                if self.fed_value is None:
+                    raise WireError("there is no fed server of its own that could send a parcel")
+                self._set(out, self._value(self.fed_value(supply.count())))
             case c.Free(slot):
                 self.slots.pop(slot, None)
             case c.Up(kinds, slots):
@@ -128,11 +132,6 @@ class Round:
                 supply.count()
                 return self._leaving(kinds, slots, "fed")
         return []
-
-    def _fed_value(self, number: int) -> Tree:
-        if self.fed_value is None:
-            raise WireError("there is no fed server of its own that could send a parcel")
-        return self.fed_value(number)
 
     def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...], to: Place) -> list[Tree]:
         kinds = [find("kind", KIND_BY_NAME, name) for name in names]
@@ -159,22 +158,20 @@ class Round:
 
 
 def _field(value: PerClient, name: str) -> PerClient:
-    """A field of a named tuple, or the model of a part; nothing else has names that a server may use."""
+    """Return a field of a named tuple, or the model of a part; a server may name nothing else."""
     tree = value.blocks[0].tree if value.blocks else None
     if name not in (*getattr(tree, "_fields", ()), "model") or not isinstance(tree, tuple):
         raise WireError(f"a {type(tree).__name__} has no field {name!r}")
     return PerClient(value.place, [b.field(name) for b in value.blocks], value.ids)
 
 
-@dataclass
 class Supply:
     """The numbers and tensors that commands take, in order."""
 
-    numbers: Iterator[int | float]
-    tensors: Iterator[Tensor]
-
-    def number(self) -> int | float:
-        return self._next(self.numbers, "number")  # type: ignore[no-any-return]
+    def __init__(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> None:
+        self._left: tuple[Iterator[Any], ...] = (iter(numbers), iter(tensors))
+        self.number = partial(_next, self._left[0], "number")
+        self.tensor = partial(_next, self._left[1], "tensor")
 
     def count(self) -> int:
         value = self.number()
@@ -182,40 +179,30 @@ class Supply:
             raise WireError(f"{value!r} stands where a whole number from 0 up belongs")
         return value
 
-    def tensor(self) -> Tensor:
-        return self._next(self.tensors, "tensor")  # type: ignore[no-any-return]
-
     def check_empty(self) -> None:
-        if next(self.numbers, None) is not None or next(self.tensors, None) is not None:
+        if any(next(left, None) is not None for left in self._left):
             raise WorkError("the end of the list", "there are more numbers or tensors than its commands take")
 
-    def _next(self, supply: Iterator[Any], what: str) -> Any:
-        value = next(supply, None)
-        if value is None:
-            raise WireError(f"there are fewer {what}s than the commands take")
-        return value
+
+def _next(supply: Iterator[Any], what: str) -> Any:
+    value = next(supply, None)
+    if value is None:
+        raise WireError(f"there are fewer {what}s than the commands take")
+    return value
 
 
 def described(command: c.AnyCommand) -> str:
-    """A command for people."""
+    """Describe a command in an error message."""
     name = getattr(command, "function", None) or getattr(command, "name", None)
     return " ".join(filter(None, (str(command.__struct_config__.tag), name)))
 
 
-def reason_of(error: BaseException) -> str:
-    """The first line of an error, or its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:1000]
-
-
 def walk_of(batching: Batching, client: int, num_samples: int, key: int) -> Callable[[Mapping[int, int]], Walk]:
-    """The batches of one client that holds only its own samples, numbered from 0."""
+    """Return the batches of a client that holds only its own samples, numbered from 0."""
     index = {client: np.arange(num_samples, dtype=np.int64)}
-    newest = Walk(batching, index, key, {})
 
-    def walk(sizes: Mapping[int, int]) -> Walk:
-        nonlocal newest
-        if newest.sizes != sizes:  # else it goes on, so that a pass is drawn once and not at every step
-            newest = Walk(batching, index, key, sizes)
-        return newest
+    @lru_cache(maxsize=1)  # so that a pass is drawn once and not at every step
+    def walk(sizes: tuple[tuple[int, int], ...]) -> Walk:
+        return Walk(batching, index, key, dict(sizes))
 
-    return walk
+    return lambda sizes: walk(tuple(sizes.items()))

@@ -1,4 +1,4 @@
-"""Who is who: the CA, certificates, folders of keys and the register of clients.
+"""Identities: the CA, certificates, folders of keys and the register of clients.
 
 Imports: core, errors.
 """

@@ -1,4 +1,4 @@
-"""A private certificate authority: it signs who is a client and who a server, and touches no file."""
+"""A private certificate authority (CA), which signs the certificates of clients and servers; it touches no file."""
 
 import ipaddress
 import re
@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.identity.certificates import ROLE_HOSTS, Identity, role_host
-from cutlayer.remote.identity.pem import day, other_names
+from cutlayer.remote.identity.certificates import ROLE_HOSTS, Identity, other_names, role_host
 
 CA_DAYS = 3650
-SKEW = timedelta(days=1)  # certificates begin earlier, for devices whose clock is behind
+SKEW = timedelta(days=1)  # certificates begin this much earlier, for devices whose clock is slow
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
 
 
@@ -39,44 +38,31 @@ class CertifiedKey:
 
 
 def new_ca() -> CertifiedKey:
-    """A CA that signs parties, but no further CAs."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _named("cutlayer CA")
-    builder = _dated(key, CA_DAYS).subject_name(name).issuer_name(name)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return CertifiedKey(certificate=builder.sign(key, hashes.SHA256()), key=key)
+    """Make a CA that signs clients and servers, but no further CAs."""
+    return _signed("cutlayer CA", CA_DAYS, None, [])
 
 
 def issue(ca: CertifiedKey, who: Identity, days: float, hosts: Iterable[str] = ()) -> CertifiedKey:
-    """A certificate and a new key; a server's is good for both ends of a link, as the servers talk to each other."""
-    key, purposes = ec.generate_private_key(ec.SECP256R1()), [ExtendedKeyUsageOID.CLIENT_AUTH]
+    """Issue a certificate with a new key; a server's serves both ends of a link, as servers talk to each other."""
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(who.uri)]
     if who.role == "server":
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         names += [x509.DNSName(role_host(who.name)), *(host_name(host) for host in hosts)]
-    builder = _dated(key, days).subject_name(_named(who.name)).issuer_name(ca.certificate.subject)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key())
-    for extension, critical in (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage(purposes), False),
-        (x509.SubjectAlternativeName(names), False),
-        (signer, False),
-    ):
-        builder = builder.add_extension(extension, critical)
-    return CertifiedKey(certificate=builder.sign(ca.key, hashes.SHA256()), key=key)
+    return _signed(who.name, days, ca, [x509.ExtendedKeyUsage(purposes), x509.SubjectAlternativeName(names), signer])
 
 
 def check_days(ca: CertifiedKey, days: int) -> None:
-    """Refuse a certificate that would outlive the CA, for it would stop working on a day that it does not tell."""
+    """Refuse a certificate that would outlive the CA: it would stop working before its own date of expiry."""
     ends = ca.certificate.not_valid_after_utc
     most = (ends - datetime.now(UTC)).days
     if days > most:
-        raise ConfigError(f"--days {days} is beyond the CA, which expires on {day(ends)}; give at most {most}")
+        raise ConfigError(f"--days {days} is beyond the CA, which expires on {ends:%Y-%m-%d}; give at most {most}")
 
 
 def host_name(host: str) -> x509.GeneralName:
-    """A host name or an IP address as a certificate has it."""
+    """Encode a host name or an IP address for a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -91,29 +77,33 @@ def host_name(host: str) -> x509.GeneralName:
 
 
 def hosts_in(certificate: x509.Certificate) -> list[str]:
-    """The host names and addresses that a server's certificate was asked for with."""
+    """Return the host names and addresses that a server's certificate was made for."""
     names = other_names(certificate)
     domains = [name for name in names.get_values_for_type(x509.DNSName) if not name.endswith(ROLE_HOSTS)]
     return [*domains, *(str(address) for address in names.get_values_for_type(x509.IPAddress))]
 
 
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _dated(key: ec.EllipticCurvePrivateKey, days: float) -> x509.CertificateBuilder:
-    """What all certificates have; one of negative days has expired already."""
+def _signed(name: str, days: float, ca: CertifiedKey | None, extensions: Iterable[x509.ExtensionType]) -> CertifiedKey:
+    """Sign a certificate with a new key; without a CA it is one itself. If days are negative, it has expired."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
-    public = key.public_key()
-    return (
+    builder = (
         x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if ca is None else ca.certificate.subject)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, ends) - SKEW)
         .not_valid_after(ends)
-        .public_key(public)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .public_key(key.public_key())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca is None, path_length=0 if ca is None else None), critical=True)
+        .add_extension(_usage(signs_certificates=ca is None), critical=True)
     )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return CertifiedKey(certificate=builder.sign(key if ca is None else ca.key, hashes.SHA256()), key=key)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

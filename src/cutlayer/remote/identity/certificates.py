@@ -1,8 +1,8 @@
-"""Who is who on the network: what a party shows of itself, and what it sees of the other.
+"""Identities on the network: the credentials that a party shows, and the identity that it reads from the other's.
 
-A certificate says the role and the name of its owner, cutlayer://client/ann or cutlayer://server/train, and both are
-taken from the certificate alone, never from a message. A server's certificate also has a host name that stands for its
-role, and that is what the other end insists on: the fed server cannot pass for the training server at any address.
+A certificate names the role and the name of its owner, cutlayer://client/ann or cutlayer://server/train. Both are taken
+from the certificate alone, never from a message. A server's certificate also has a host name that stands for its role,
+and the other end insists on that name: the fed server cannot pass for the training server at any address.
 """
 
 import logging
@@ -14,16 +14,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import pem
-from cutlayer.remote.identity.register import NAME, SERVERS
+from cutlayer.remote.identity.register import NAME, SERVERS, content
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+except ImportError as missing:
+    raise ConfigError(
+        "mutual TLS needs cryptography, which is not installed; pip install 'cutlayer[deploy]'"
+    ) from missing
 
 log = logging.getLogger("cutlayer")
 
 Role = Literal["client", "server"]
 SCHEME = "cutlayer://"
 ROLE_HOSTS = "cutlayer.internal"  # the domain of the host names that stand for roles; no resolver knows it
-SOON = timedelta(days=14)
+SOON = timedelta(days=14)  # before a certificate expires: warn
 ADVICE = "copy here the whole folder that `cutlayer keys` made for this party"
 NEW_CA = "make a new CA, and new certificates for all, with `cutlayer keys` in another folder"
 
@@ -37,7 +47,7 @@ class Identity:
 
     @classmethod
     def named(cls, name: str) -> "Identity":
-        """Names tell the role: no client may have the name of a server."""
+        """Return the identity of this name; no client may have the name of a server."""
         return cls("server" if name in SERVERS else "client", name)
 
     @property
@@ -47,7 +57,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What one party shows of itself, and the CA that it trusts."""
+    """A party's certificate and key, and the CA that it trusts."""
 
     ca: bytes
     certificate: bytes
@@ -58,48 +68,85 @@ class Credentials:
 
     @classmethod
     def load(cls, folder: Path) -> "Credentials":
-        """Read ca.pem, cert.pem and key.pem; what would fail in every handshake is told here, with the reason."""
+        """Read ca.pem, cert.pem and key.pem; refuse with a reason what would fail in every handshake."""
         ca_file, own_file, key_file = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
-        ca, own = (pem.load_certificate(file, ADVICE) for file in (ca_file, own_file))
-        pem.load_key(key_file, own, ADVICE)
-        if not pem.issued_by(own, ca):
-            raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}")
-        who = agreed_identity(pem.common_names(own), pem.uris(own))
-        pem.check_dates(ca_file, ca, NEW_CA)
-        pem.check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
+        ca, own = (load_certificate(file, ADVICE) for file in (ca_file, own_file))
+        load_key(key_file, own, ADVICE)
+        try:
+            own.verify_directly_issued_by(ca)
+        except (ValueError, TypeError, InvalidSignature):
+            raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}") from None
+        who, expires = agreed_identity(*owner(own)), own.not_valid_after_utc
+        check_dates(ca_file, ca, NEW_CA)
+        check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
         if os.name == "posix" and stat.S_IMODE(key_file.stat().st_mode) & 0o077:
             log.warning("%s can be read by other users of this machine; run: chmod 600 %s", key_file, key_file)
-        found = cls(
+        if expires - datetime.now(UTC) < SOON:
+            log.warning("the certificate of %s expires on %s; %s", who.name, f"{expires:%Y-%m-%d}", renewal(who.name))
+        return cls(
             ca=ca_file.read_bytes(),
             certificate=own_file.read_bytes(),
             key=key_file.read_bytes(),
             name=who.name,
             role=who.role,
-            expires=own.not_valid_after_utc,
+            expires=expires,
         )
-        found.warn_if_it_expires_soon()
-        return found
-
-    def warn_if_it_expires_soon(self) -> None:
-        """Say so in the last 14 days."""
-        left = self.expires - datetime.now(UTC)
-        if left < SOON:
-            ends = pem.day(self.expires)
-            log.warning("the certificate of %s expires on %s; %s", self.name, ends, renewal(self.name))
 
 
 def renewal(name: str) -> str:
-    """How to get a new certificate."""
+    """Say how to get a new certificate."""
     return f"make a new one with `cutlayer keys FOLDER --renew {name}`"
 
 
 def role_host(server: str) -> str:
-    """The host name that stands for the role of a server in its certificate."""
+    """Return the host name that stands for the role of a server in its certificate."""
     return f"{server}.{ROLE_HOSTS}"
 
 
+def load_certificate(path: Path, advice: str) -> x509.Certificate:
+    """Read a certificate."""
+    try:
+        return x509.load_pem_x509_certificate(content(path, advice))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a certificate ({reason(error)}); {advice}") from None
+
+
+def check_dates(path: Path, certificate: x509.Certificate, advice: str) -> None:
+    """Refuse a certificate that is not valid today."""
+    now, begins, ends = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if ends <= now:
+        raise ConfigError(f"{path} expired on {ends:%Y-%m-%d}; {advice}")
+    if now < begins:
+        raise ConfigError(f"{path} is valid from {begins:%Y-%m-%d} on; check the clock of this machine")
+
+
+def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateKeyTypes:
+    """Read a private key, which must be the one of this certificate."""
+    try:
+        key = load_pem_private_key(content(path, advice), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a private key ({reason(error)}); {advice}") from None
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(f"{path} is the key of another certificate than the one beside it; {advice}")
+    return key
+
+
+def other_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    """Return the URIs, host names and addresses of a certificate's owner."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return x509.SubjectAlternativeName([])
+
+
+def owner(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
+    """Return the common names and the URIs of a certificate's owner; a valid certificate has one of each."""
+    names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    return names, other_names(certificate).get_values_for_type(x509.UniformResourceIdentifier)
+
+
 def grpc_server_credentials(credentials: Credentials) -> Any:
-    """For `server.add_secure_port`: nobody without a certificate of this CA gets through the handshake."""
+    """Return what `server.add_secure_port` takes; only certificates of this CA get through the handshake."""
     if credentials.role != "server":
         raise ConfigError(
             f"this certificate is of client {credentials.name!r}, and a server needs one of its own: give the folder "
@@ -109,19 +156,15 @@ def grpc_server_credentials(credentials: Credentials) -> Any:
     return _grpc().ssl_server_credentials([own], root_certificates=credentials.ca, require_client_auth=True)
 
 
-def grpc_channel_credentials(credentials: Credentials) -> Any:
-    """For `grpc.secure_channel`, which then insists on the host name; `secure_channel` here insists on the role."""
-    return _grpc().ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
-
-
 def secure_channel(address: str, credentials: Credentials, server: str, options: Sequence[tuple[str, Any]] = ()) -> Any:
-    """A gRPC channel to the training server (train) or the fed server (fed), and to nobody else at that address."""
+    """Open a gRPC channel to the training server (train) or the fed server (fed), and to nobody else."""
+    own = _grpc().ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
     role = ("grpc.ssl_target_name_override", role_host(server))
-    return _grpc().secure_channel(address, grpc_channel_credentials(credentials), options=[*options, role])
+    return _grpc().secure_channel(address, own, options=[*options, role])
 
 
 def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """Who is at the other end, from the auth_context() of a gRPC ServicerContext."""
+    """Return who is at the other end, from the auth_context() of a gRPC ServicerContext."""
 
     def words(key: str) -> list[str]:
         return [value.decode("utf-8", errors="replace") for value in auth_context.get(key, ())]
@@ -132,7 +175,7 @@ def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
 
 
 def agreed_identity(common_names: Sequence[str], other_names: Sequence[str]) -> Identity:
-    """Whom a certificate names; its two places must agree, so that nobody who reads one of them is led astray."""
+    """Return the owner of a certificate, whose common name and URI must agree."""
     for name in common_names[:1]:
         who = Identity.named(name)
         if NAME.fullmatch(name) and [other for other in other_names if other.startswith(SCHEME)] == [who.uri]:

@@ -1,18 +1,17 @@
-"""The folder of a CA: its key, the list of clients, and for each party a folder to copy to it whole.
+"""The folder of a CA: its key, the list of clients, and for each client and server a folder to copy to it whole.
 
     ca.pem  ca.key  clients.toml               stay with whoever runs the CA
     train/  ca.pem  cert.pem  key.pem  clients.toml
     fed/    ca.pem  cert.pem  key.pem  clients.toml
     clients/ann/  ca.pem  cert.pem  key.pem
 
-A key is never overwritten unless its renewal is asked for. The list is written before keys are: after a crash in
-between, a name may lack its key, which a renewal makes, but no number is given twice.
+A key is never overwritten unless its renewal is requested. The list is written before the keys: after a crash in
+between, a name may lack its key, which a renewal makes, but no number is used twice.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.identity import authority, pem
+from cutlayer.remote.identity import authority, certificates
 from cutlayer.remote.identity.authority import CertifiedKey
 from cutlayer.remote.identity.certificates import NEW_CA, Identity
 from cutlayer.remote.identity.register import SERVERS, Register, check_name
@@ -35,7 +34,7 @@ State = Literal["new", "renewed", "as before", "revoked"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What to do in a folder; clients are a number of them, or names with commas between."""
+    """A request to change a folder; `clients` is how many there are, or their names separated by commas."""
 
     clients: str | None = None
     hosts: Sequence[str] = ()
@@ -46,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """How a client or a server stands now; when its certificate expires is known only while its folder is here."""
+    """A client or a server; the date of expiry is known only while its folder is here."""
 
     who: Identity
     folder: Path
@@ -56,7 +55,7 @@ class Party:
 
 
 def carry_out(folder: Path, asked: Asked) -> list[Party]:
-    """Make or change the folder, once everything that was asked for is checked; who is in it now, the servers first."""
+    """Check the whole request, then make or change the folder; return everyone in it now, the servers first."""
     fresh = not (folder / "ca.pem").exists()
     known = Register() if fresh else Register.read(folder / LIST)
     _check_servers(folder, asked, fresh)
@@ -67,8 +66,10 @@ def carry_out(folder: Path, asked: Asked) -> list[Party]:
     added = [*(SERVERS if fresh else ()), *(name for name in register.clients if name not in known.clients)]
     if added or asked.renew:
         authority.check_days(ca, asked.days)
-    _check_free([*([folder / "ca.key"] if fresh else []), *(_place(folder, name) / "key.pem" for name in added)])
-    with _writing(folder):
+    for path in (*((folder / "ca.key",) if fresh else ()), *(_place(folder, name) / "key.pem" for name in added)):
+        if path.exists():
+            raise ConfigError(f"{path} is there already and is not overwritten; move it away, or choose another folder")
+    try:
         for place in (folder, folder / "clients", *(folder / server for server in SERVERS)):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fresh:
@@ -78,15 +79,26 @@ def carry_out(folder: Path, asked: Asked) -> list[Party]:
             _put(place / LIST, register.as_toml().encode(), PUBLIC)
         for name in dict.fromkeys([*added, *asked.renew]):
             _give(folder, ca, name, asked)
+    except OSError as error:
+        raise ConfigError(
+            f"keys could not be written to {folder}: {error.strerror or error}; mend that or choose another folder"
+        ) from error
     everyone = (*SERVERS, *register.clients, *register.revoked)
-    return [_party(folder, name, register, _state(name, register, added, asked.renew)) for name in everyone]
+    return [_party(folder, name, register, added, asked.renew) for name in everyone]
 
 
 def client_names(text: str | None, known: Register) -> list[str]:
-    """The names that --clients gives; numbered ones have as many digits as those that are there, or as they need."""
+    """Return the names that --clients gives; numbered ones have as many digits as the existing ones, or as needed."""
     words = [] if text is None else [word.strip() for word in text.split(",")]
     if len(words) == 1 and words[0].isdecimal():
-        return _numbered(int(words[0]), known)
+        count = int(words[0])
+        if count < 1:
+            raise ConfigError(f"--clients {count} is no number of clients; give one from 1 up, or their names")
+        everyone = (*known.clients, *known.revoked)
+        digits = [len(name.removeprefix("client-")) for name in everyone if re.fullmatch(r"client-\d+", name)]
+        width = min(digits, default=len(str(count)))
+        names = (f"client-{i:0{width}}" for i in range(1, count + 1))
+        return [name for name in names if name not in known.revoked]
     for word in words:
         check_name(word)
         if words.count(word) > 1:
@@ -94,18 +106,8 @@ def client_names(text: str | None, known: Register) -> list[str]:
     return words
 
 
-def _numbered(count: int, known: Register) -> list[str]:
-    if count < 1:
-        raise ConfigError(f"--clients {count} is no number of clients; give one from 1 up, or their names")
-    everyone = (*known.clients, *known.revoked)
-    digits = [len(name.removeprefix("client-")) for name in everyone if re.fullmatch(r"client-\d+", name)]
-    width = min(digits, default=len(str(count)))
-    names = [f"client-{i:0{width}}" for i in range(1, count + 1)]
-    return [name for name in names if name not in known.revoked]
-
-
 def _check_servers(folder: Path, asked: Asked, fresh: bool) -> None:
-    """Refuse what would have no effect, or be a slip in the name of the folder."""
+    """Refuse a request that would have no effect, or that has the wrong folder."""
     for host in asked.hosts:
         authority.host_name(host)
     if fresh and (asked.renew or asked.revoke):
@@ -124,17 +126,11 @@ def _check_renewals(names: Sequence[str], register: Register) -> None:
             raise ConfigError(f"there is no client {name!r} to renew; add it with --clients {name}")
 
 
-def _check_free(keys: Iterable[Path]) -> None:
-    for path in keys:
-        if path.exists():
-            raise ConfigError(f"{path} is there already and is not overwritten; move it away, or choose another folder")
-
-
 def read_ca(folder: Path) -> CertifiedKey:
-    """The CA of a folder, able to sign."""
-    certificate = pem.load_certificate(folder / "ca.pem", ADVICE)
-    key = pem.load_key(folder / "ca.key", certificate, ADVICE)
-    pem.check_dates(folder / "ca.pem", certificate, NEW_CA)
+    """Read the CA of a folder with its key."""
+    certificate = certificates.load_certificate(folder / "ca.pem", ADVICE)
+    key = certificates.load_key(folder / "ca.key", certificate, ADVICE)
+    certificates.check_dates(folder / "ca.pem", certificate, NEW_CA)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{folder / 'ca.key'} is not a key that `cutlayer keys` made; {ADVICE}")
     return CertifiedKey(certificate=certificate, key=key)
@@ -145,11 +141,11 @@ def _place(folder: Path, name: str) -> Path:
 
 
 def _give(folder: Path, ca: CertifiedKey, name: str, asked: Asked) -> None:
-    """Put a new certificate and key into the folder of a party; a server keeps its hosts unless told others."""
+    """Put a new certificate and key into a party's folder; a server keeps its hosts unless others are given."""
     place, hosts = _place(folder, name), asked.hosts
     if name in SERVERS and not hosts:
         own = place / "cert.pem"
-        hosts = authority.hosts_in(pem.load_certificate(own, ADVICE)) if own.exists() else HOSTS
+        hosts = authority.hosts_in(certificates.load_certificate(own, ADVICE)) if own.exists() else HOSTS
     pair = authority.issue(ca, Identity.named(name), asked.days, hosts)
     place.mkdir(mode=0o700, exist_ok=True)
     _put(place / "key.pem", pair.key_pem, PRIVATE)
@@ -157,38 +153,23 @@ def _give(folder: Path, ca: CertifiedKey, name: str, asked: Asked) -> None:
     _put(place / "ca.pem", ca.certificate_pem, PUBLIC)
 
 
-def _state(name: str, register: Register, added: Sequence[str], renewed: Sequence[str]) -> State:
-    if name in register.revoked:
-        return "revoked"
-    return "new" if name in added else "renewed" if name in renewed else "as before"
-
-
-def _party(folder: Path, name: str, register: Register, state: State) -> Party:
+def _party(folder: Path, name: str, register: Register, added: Sequence[str], renewed: Sequence[str]) -> Party:
     place = _place(folder, name)
     own = place / "cert.pem"
+    state: State = "new" if name in added else "renewed" if name in renewed else "as before"
     return Party(
         who=Identity.named(name),
         folder=place,
         number=register.clients.get(name, register.revoked.get(name)),
-        state=state,
-        expires=pem.load_certificate(own, ADVICE).not_valid_after_utc if own.exists() else None,
+        state="revoked" if name in register.revoked else state,
+        expires=certificates.load_certificate(own, ADVICE).not_valid_after_utc if own.exists() else None,
     )
 
 
 def _put(path: Path, data: bytes, mode: int) -> None:
-    """Put a whole file in place at once, at no moment readable by more users than in the end."""
+    """Write a file atomically, with its final permissions from the start."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
     partial.replace(path)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"keys could not be written to {folder}: {error.strerror or error}; mend that or choose another folder"
-        ) from error

@@ -1,4 +1,4 @@
-"""The list of clients that a server lets in, clients.toml: a name and a number each.
+"""The list of clients that a server lets in, clients.toml: their names and numbers.
 
     [clients]
     "ann" = 0
@@ -7,8 +7,8 @@
     [revoked]
     "eve" = 1
 
-Certificates are renewed while names stay, so the list says nothing about certificates. A number is never given again:
-what a client did in a run is known by it. Reading is cheap, and the file is replaced at once, so a running server may
+Certificates are renewed while names stay, so the list says nothing about certificates. A number is never reused, as it
+identifies what a client did in a run. Reading is cheap and the file is replaced atomically, so a running server may
 read it at every handshake.
 """
 
@@ -16,7 +16,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from cutlayer.errors import ConfigError, LinkError
 SERVERS = ("train", "fed")
 MOST_LETTERS = 64  # of a common name, by X.509
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_LETTERS - 1}}}")
-TABLES = ("clients", "revoked")
+COPY_FOLDER = (
+    "a server needs the list of clients that `cutlayer keys` writes beside its certificate: copy the whole folder"
+)
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a client, of its folder and of its certificate at once."""
+    """Refuse a name that cannot be used for a client, its folder and its certificate alike."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a client: it must be of letters, digits and -_. only, begin with a letter "
@@ -41,31 +43,35 @@ def check_name(name: str) -> None:
         raise ConfigError(f"{name!r} cannot be the name of a client: the servers are called train and fed")
 
 
+def content(path: Path, advice: str) -> bytes:
+    """Return the bytes of a file that must exist."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there; {advice}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check who owns it and its mode") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Register:
-    """Who may join, under which number, and who may no longer."""
+    """The clients that may join and those that were revoked, with their numbers."""
 
     clients: Mapping[str, int] = field(default_factory=dict)
     revoked: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "Register":
-        """The list as it stands now."""
+        """Read the list as it is now."""
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{path} is not there; a server needs the list of clients that `cutlayer keys` writes beside its "
-                "certificate: copy the whole folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}; check who owns it and its mode") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            document = tomllib.loads(content(path, COPY_FOLDER).decode())
+        except ValueError as error:  # not TOML, or not UTF-8
             raise ConfigError(f"{path} is damaged: {error}; copy it again from the folder of the CA") from None
-        return _checked(document, path)
+        _check(document, path)
+        return cls(**document)
 
     def number(self, name: str) -> int:
-        """The number of a client that may join; any other is refused with the reason."""
+        """Return the number of a client; raise LinkError if it may not join."""
         if name in self.revoked:
             raise LinkError(f"client {name!r} was revoked and may not join; it needs a certificate with another name")
         if name not in self.clients:
@@ -76,7 +82,7 @@ class Register:
         return self.clients[name]
 
     def adding(self, names: Iterable[str]) -> "Register":
-        """With these clients too, under the numbers that follow; those that are there stay as they are."""
+        """Add these clients under the next free numbers; those that are in the list stay as they are."""
         known, clients = self.clients.keys() | self.revoked.keys(), dict(self.clients)
         taken = {name.lower(): name for name in known}  # some file systems cannot tell Ann from ann
         following = max([*self.clients.values(), *self.revoked.values()], default=-1) + 1
@@ -93,7 +99,7 @@ class Register:
         return Register(clients=clients, revoked=self.revoked)
 
     def revoking(self, names: Iterable[str]) -> "Register":
-        """Without these clients, whose numbers stay taken."""
+        """Revoke these clients; their numbers stay taken."""
         clients, revoked = dict(self.clients), dict(self.revoked)
         for name in names:
             if name in SERVERS:
@@ -105,19 +111,19 @@ class Register:
         return Register(clients=clients, revoked=revoked)
 
     def as_toml(self) -> str:
-        """As `read` takes it."""
-        tables = zip(TABLES, (self.clients, self.revoked), strict=True)
+        """Return the list as the text that `read` reads."""
         return "\n".join(
             f"[{table}]\n" + "".join(f'"{name}" = {number}\n' for name, number in entries.items())
-            for table, entries in tables
+            for table, entries in asdict(self).items()
         )
 
 
-def _checked(document: dict[str, Any], path: Path) -> Register:
-    """A list that was cut short or edited by hand must not give a number twice."""
-    if document.keys() != set(TABLES) or not all(isinstance(entries, dict) for entries in document.values()):
+def _check(document: dict[str, Any], path: Path) -> None:
+    """Refuse a list that was cut short, or edited by hand so that a name or a number is in it twice."""
+    tables = document.values()
+    if document.keys() != {"clients", "revoked"} or not all(isinstance(entries, dict) for entries in tables):
         raise ConfigError(f"{path} must have the tables [clients] and [revoked], each of lines name = number, no more")
-    pairs = [pair for table in TABLES for pair in document[table].items()]
+    pairs = [pair for entries in tables for pair in entries.items()]
     for name, number in pairs:
         if not NAME.fullmatch(name) or name in SERVERS or type(number) is not int or number < 0:
             raise ConfigError(f"{path}: {name!r} = {number!r} is not the name of a client and its number, from 0 up")
@@ -125,4 +131,3 @@ def _checked(document: dict[str, Any], path: Path) -> Register:
         for value, times in Counter(values).items():
             if times > 1:
                 raise ConfigError(f"{path} has the {what} {value!r} twice; copy it again from the folder of the CA")
-    return Register(clients=document["clients"], revoked=document["revoked"])

@@ -1,4 +1,4 @@
-"""What people see of a server: the state of its clients, a live table, logs and Prometheus metrics.
+"""Monitoring of a server: the status of its clients, a live table, logs and Prometheus metrics.
 
 Imports: core, errors, runs.
 """

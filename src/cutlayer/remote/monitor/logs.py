@@ -1,4 +1,4 @@
-"""Logs for people and for machines, in which no client can forge a line."""
+"""Logs for people and for machines; no client can forge a line in them."""
 
 import json
 import logging
@@ -17,37 +17,35 @@ NEEDS_QUOTES = frozenset(' ="')
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text without line ends, terminal escapes and other characters that are not seen, and not too long."""
-    seen = "".join(_seen(c) for c in text[: most + 1])
-    return seen if len(seen) <= most else seen[: most - 1] + "…"
+    """Escape line ends, terminal escapes and other characters that do not print, and cut a text that is too long."""
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: most + 1])
+    return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
 
 
 def event(log: logging.Logger, level: int, message: str, **fields: Any) -> None:
-    """Log a message with its fields: as words for people, as keys for machines."""
+    """Log a message with its fields: as words for people, as keys of a JSON object for machines."""
     if log.isEnabledFor(level):
         words = [message, *(f"{key}={_word(_plain(value))}" for key, value in fields.items())]
         log.log(level, " ".join(words), extra={"event": message, "fields": fields}, stacklevel=2)
 
 
-def structured(target: TextIO | Path | str) -> logging.Handler:
-    """A handler that writes a JSON object a line to a stream, or to the end of a file."""
-    handler = _file(Path(target)) if isinstance(target, Path | str) else logging.StreamHandler(target)
+def structured(target: TextIO | Path) -> logging.Handler:
+    """Return a handler that writes one JSON object per line to a stream, or appends it to a file."""
+    try:
+        handler = (
+            logging.FileHandler(target, encoding="utf-8") if isinstance(target, Path) else logging.StreamHandler(target)
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the log cannot be written to {target}: {error.strerror}; name a file in a folder that exists "
+            "and that you may write to"
+        ) from None
     handler.setFormatter(_Json())
     return handler
 
 
-def _file(path: Path) -> logging.Handler:
-    try:
-        return logging.FileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the log cannot be written to {path}: {error.strerror}; name a file in a folder that exists "
-            "and that you may write to"
-        ) from None
-
-
 class _Json(logging.Formatter):
-    """A record as a JSON object in one line."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         own: dict[str, Any] = {
@@ -58,15 +56,11 @@ class _Json(logging.Formatter):
         fields = {key: _plain(value) for key, value in getattr(record, "fields", {}).items() if key not in own}
         if record.exc_info:
             fields["traceback"] = [printable(line) for line in self.formatException(record.exc_info).splitlines()]
-        return json.dumps(own | fields, ensure_ascii=False)  # all that is in it was made printable
-
-
-def _seen(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        return json.dumps(own | fields, ensure_ascii=False)  # its texts are printable
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; of anything else, such as a tensor, only its type."""
+    """Return what JSON can hold; of any other value, such as a tensor, only its type."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -81,7 +75,7 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    """A plain value in a line of words; quoted where it would read as more than one."""
+    """Format a plain value for a line of words; quote a text that would read as more than one word."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if not value or NEEDS_QUOTES & set(value) else value
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,11 +1,11 @@
-"""A server of real devices as a live table on a terminal, and as plain lines elsewhere."""
+"""The status of a server of real devices: a live table on a terminal, plain lines elsewhere."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Self
 
 from rich import box
 from rich.console import Console, Group
@@ -19,7 +19,7 @@ from cutlayer.remote.monitor.logs import MOST_OF_A_MESSAGE, printable
 from cutlayer.remote.monitor.status import STATES, Board, ClientStatus, RunStatus, State
 
 PER_SECOND = 2
-OTHER_LINES = 6  # two of the run, two of the table's head, one for the clients that are not shown, one for the cursor
+OTHER_LINES = 6  # two for the run, two for the table's head, one for the clients that are not shown, one for the cursor
 STYLES: dict[State, str] = {
     "away": "dim",
     "joined": "cyan",
@@ -30,78 +30,68 @@ STYLES: dict[State, str] = {
     "refused": "bold red",
     "done": "dim green",
 }
-UNWELL = ("refused", "lost", "slow")
-IDLE = ("away", "done")
+UNWELL = ("refused", "lost", "slow")  # shown first
+IDLE = ("away", "done")  # shown last
 
 
 @dataclass(frozen=True)
 class Column:
-    """A fact about each client, of one width for as long as the table is there."""
+    """A fact about each client; its width stays the same as long as the table is shown."""
 
     head: str
     width: int
-    cell: Callable[[ClientStatus], Text]
+    word: Callable[[ClientStatus], str]
     number: bool = False
-
-
-def _plain(word: Callable[[ClientStatus], str]) -> Callable[[ClientStatus], Text]:
-    """A Text reads no markup in what a client calls itself."""
-    return lambda client: Text(word(client))
+    style: Callable[[ClientStatus], str] = lambda client: ""
 
 
 COLUMNS = (
-    Column("#", 4, _plain(lambda c: str(c.number)), number=True),
-    Column("name", 14, _plain(lambda c: c.name)),
-    Column("state", 8, lambda c: Text(c.state, STYLES[c.state])),
-    Column("samples", 7, _plain(lambda c: str(c.samples)), number=True),
-    Column("step", 5, _plain(lambda c: str(c.step)), number=True),
-    Column("up", 10, _plain(lambda c: human_bytes(c.bytes_up)), number=True),
-    Column("down", 10, _plain(lambda c: human_bytes(c.bytes_down)), number=True),
-    Column("trips", 6, _plain(lambda c: str(c.round_trips)), number=True),
-    Column("lag", 7, _plain(lambda c: "–" if c.lag is None else _seconds(c.lag)), number=True),
-    Column("last", 7, _plain(lambda c: _seconds(c.last_seconds)), number=True),
-    Column("reason", 15, lambda c: Text(c.reason, "" if c.state in UNWELL else "dim")),
+    Column("#", 4, lambda c: str(c.number), number=True),
+    Column("name", 14, lambda c: c.name),
+    Column("state", 8, lambda c: c.state, style=lambda c: STYLES[c.state]),
+    Column("samples", 7, lambda c: str(c.samples), number=True),
+    Column("step", 5, lambda c: str(c.step), number=True),
+    Column("up", 10, lambda c: human_bytes(c.bytes_up), number=True),
+    Column("down", 10, lambda c: human_bytes(c.bytes_down), number=True),
+    Column("trips", 6, lambda c: str(c.round_trips), number=True),
+    Column("lag", 7, lambda c: "–" if c.lag is None else _seconds(c.lag), number=True),
+    Column("last", 7, lambda c: _seconds(c.last_seconds), number=True),
+    Column("reason", 15, lambda c: c.reason, style=lambda c: "" if c.state in UNWELL else "dim"),
 )
 LEAST_FIRST = ("trips", "last", "samples", "step", "down", "up", "lag", "reason")
 
 
-class LiveTable:
-    """Shows the board while it is entered, with the library's log above it; without a terminal only the log."""
+class LiveTable(ExitStack):
+    """Shows the board while it is entered, with the library's log above it; without a terminal, only the log."""
 
     def __init__(self, board: Board, console: Console) -> None:
+        super().__init__()
         self.board, self.console = board, console
-        self._open = ExitStack()
 
-    def __enter__(self) -> "LiveTable":
+    def __enter__(self) -> Self:
         log = logging.getLogger("cutlayer")
-        live, handler, level = self.console.is_terminal, _Above(self.console), log.level
+        handler = _Above(self.console)
+        self.callback(log.setLevel, log.level)
+        self.callback(log.removeHandler, handler)
         log.addHandler(handler)
-        self._open.callback(log.setLevel, level)
-        self._open.callback(log.removeHandler, handler)
         log.setLevel(logging.INFO)
-        if live:
-            handler.addFilter(_not_in_the_table)
-            self._open.enter_context(
-                Live(get_renderable=self.render, console=self.console, refresh_per_second=PER_SECOND)
-            )
+        if self.console.is_terminal:
+            # The table shows what the board logs, except for warnings.
+            handler.addFilter(lambda r: r.name != status.log.name or r.levelno >= logging.WARNING)
+            self.enter_context(Live(get_renderable=self.render, console=self.console, refresh_per_second=PER_SECOND))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
     def render(self) -> Group:
-        """The run and its clients as they are now, as large as the console."""
+        """Return the run and its clients as they are now, cut to the size of the console."""
         run = self.board.snapshot()
-        clients = sorted(run.clients.values(), key=lambda c: (_rank(c.state), c.number))
+        clients = sorted(run.clients.values(), key=lambda c: (c.state not in UNWELL, c.state in IDLE, c.number))
         room = max(self.console.height - OTHER_LINES, 1)
         others = (_line(_others(clients[room:])),) if clients[room:] else ()
         return Group(*_heading(run), _table(clients[:room], self.console.width), *others)
 
 
 class _Above(logging.Handler):
-    """Log messages as lines, above the table if there is one."""
+    """Prints log messages as lines, above the table if there is one."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
@@ -113,12 +103,8 @@ class _Above(logging.Handler):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _not_in_the_table(record: logging.LogRecord) -> bool:
-    return record.name != status.log.name or record.levelno >= logging.WARNING
-
-
 def _heading(run: RunStatus) -> tuple[Text, Text]:
-    """Where the run is, and what has come of it."""
+    """Return two lines: where the run is, and its results so far."""
     where = f"round {run.round} of {run.rounds}, step {run.step}" if run.round else f"listening at {run.listening}"
     where = f"{where}, {run.waiting}" if run.waiting else where
     loss = "–" if run.loss is None else f"{run.loss:.3f}"
@@ -147,12 +133,13 @@ def _table(clients: Sequence[ClientStatus], width: int) -> Table:
             ratio=1 if grows else None,
         )
     for client in clients:
-        table.add_row(*(column.cell(client) for column in columns))
+        # A Text reads no markup in what a client calls itself.
+        table.add_row(*(Text(column.word(client), column.style(client)) for column in columns))
     return table
 
 
 def _fitting(width: int) -> list[Column]:
-    """The columns that there is room for; the ones that matter least go first."""
+    """Return the columns that fit into this width; those that matter least are dropped first."""
     columns = list(COLUMNS)
     for head in LEAST_FIRST:
         if sum(column.width + 1 for column in columns) - 1 <= width:
@@ -161,16 +148,11 @@ def _fitting(width: int) -> list[Column]:
     return columns
 
 
-def _rank(state: State) -> int:
-    """Who is not well comes first, who has nothing to do comes last."""
-    return 0 if state in UNWELL else 2 if state in IDLE else 1
-
-
 def _others(clients: Sequence[ClientStatus]) -> str:
     counts = Counter(client.state for client in clients)
     return f"… and {len(clients)} more: " + ", ".join(f"{counts[s]} {s}" for s in STATES if counts[s])
 
 
 def _seconds(seconds: float) -> str:
-    """59.9 s, then 1:00."""
+    """Format a duration: up to 59.9 s, then as 1:00."""
     return f"{seconds:.1f} s" if seconds < 59.95 else human_seconds(seconds)

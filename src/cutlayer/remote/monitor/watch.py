@@ -1,28 +1,28 @@
-"""Who is told of what happens between a server and its clients."""
+"""Watchers, which a server informs about the traffic with its clients."""
 
 from typing import Any, Protocol
 
 
 class Watcher(Protocol):
-    """Told of every request, answer and loss."""
+    """Is informed about every request, answer and loss."""
 
     def asked(self, number: int, num_bytes: int) -> None:
-        """A request went to this client."""
+        """A request went to the client of this number."""
 
     def told(self, number: int, num_bytes: int) -> None:
-        """A request went to it that wants no answer."""
+        """A message that needs no answer went to the client."""
 
     def answered(self, number: int, num_bytes: int, seconds: float) -> None:
-        """Its answer came, after so long."""
+        """The client's answer came, this long after the request."""
 
     def slow(self, number: int) -> None:
-        """It has missed its deadline."""
+        """The client has missed its deadline."""
 
     def lost(self, number: int, reason: str) -> None:
-        """It is out of the round."""
+        """The client is out of the round."""
 
     def refused(self, number: int, reason: str) -> None:
-        """What it sent cannot be used, so it is out of the round."""
+        """The client sent something unusable, so it is out of the round."""
 
 
 class NoWatcher:

@@ -1,29 +1,33 @@
-"""The backend `ray`: clients in workers of a Ray cluster, servers here.
+"""The backend `ray`: clients in workers of a Ray cluster, servers in this process.
 
-Each worker is an actor with many virtual clients, which lives as long as the simulation. They are one's own, so they
-are believed: an error at a client is an error of the run, and values that are not finite come up as on the loop engine.
+Each worker is an actor with many virtual clients and lives as long as the simulation. The clients are trusted: an error
+at a client is an error of the run, and values that are not finite come up as on the loop engine.
 """
 
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from cutlayer import plugins
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import TooFew
 from cutlayer.core.program import Program
 from cutlayer.core.servers import Bridge
 from cutlayer.core.tree import Tree
-from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, CutlayerError, WireError
+from cutlayer.remote.device.session import ClientDevice
 from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray.cluster import CLUSTER
-from cutlayer.remote.ray.dispatch import GONE, Dispatch, WorkerActor
-from cutlayer.remote.ray.worker import ClientSetup, Worker, WorkerSamples
+from cutlayer.remote.ray.dispatch import GONE, Dispatch
+from cutlayer.remote.ray.worker import Worker, WorkerSamples
 from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.queue import Request
@@ -37,49 +41,39 @@ from cutlayer.runs.simulation import Job
 log = logging.getLogger("cutlayer")
 FOREVER = 1e9  # seconds
 ATTEMPTS = 3  # at a round in which every client is lost
-SETTLE_SECONDS = 5.0  # that Ray may take to count CPUs as free which an earlier run has left
+SETTLE_SECONDS = 5.0  # Ray may take this long to free the CPUs of an earlier run
 
 
 class RayBackend:
-    """All clients of a simulation, dealt to workers in turn."""
+    """All clients of a simulation, dealt to the workers in turn."""
 
     name = "ray"
+    bridge = Bridge
 
     def __init__(self, job: Job, engine: Engine) -> None:
         data, partition = job.data, job.partition
         if data.y.device.type != "cpu":
             raise ConfigError(f"engine 'ray' computes on CPUs, but the data are on {data.y.device}; use device = cpu")
-        self.job, self.engine = job, engine
-        self.memory = KnownVersions()
+        self.job, self.engine, self.memory = job, engine, KnownVersions()
+        self.names, self.samples_of, self.num_classes = job.names, job.samples_of, data.num_classes
+        self.resolved = {"engine": self.name, "server_engine": engine.name}
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
-        self._workers: list[WorkerActor] = []
+        self._workers: list[Any] = []
         weakref.finalize(self, _dismiss, self._ray, self._workers)
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
-        setup = ClientSetup(method=job.method, batching=job.batching, augment=job.augment, precision=job.precision)
-        setup_there = self._ray.put(setup)
+        new_device = partial(
+            ClientDevice, program=self._program, batching=job.batching, augment=job.augment, precision=job.precision
+        )
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        files = [str(path) for path in plugins.LOADED]
+        self._stored = [self._ray.put(new_device)]  # what an actor that starts again needs stays in Ray's object store
         for k in range(num):
             samples = WorkerSamples.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
-            self._workers.append(WorkerActor(make.remote(), setup_there, self._ray.put(samples)))
-
-    @property
-    def resolved(self) -> dict[str, str]:
-        return {"engine": self.name, "server_engine": self.engine.name}
-
-    @property
-    def num_classes(self) -> int | None:
-        return self.job.data.num_classes
-
-    def names(self) -> dict[int, str]:
-        return self.job.names()
-
-    def samples_of(self, client: int) -> Arrays:
-        return self.job.samples_of(client)
-
-    def bridge(self) -> Bridge:
-        return Bridge()
+            self._stored.append(self._ray.put(samples))
+            self._workers.append(make.remote(paths, files, [self._stored[0], self._stored[-1]]))
 
     def drawn(self, round: int) -> None:
         return None
@@ -90,19 +84,19 @@ class RayBackend:
     @contextmanager
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
         dispatch = Dispatch(self._ray, self._workers)
-        dispatch.begin(samples)
-        remote = TrustedClients(
-            sessions=dispatch.sessions,
-            program=self._program,
-            shapes=self._shapes,
-            kept=self.memory,
-            round=RoundId.drawn(round, key),
-            ids=tuple(samples),
-            deadline=FOREVER,  # Ray tells of actors that die: nobody is waited for in vain
-            watcher=LogWatcher(round, self.job.partition.names),
-            engines={"server": self.engine, "fed": self.engine},
-        )
         try:
+            dispatch.begin(samples)
+            remote = TrustedClients(
+                sessions=dispatch.sessions,
+                program=self._program,
+                shapes=self._shapes,
+                kept=self.memory,
+                round=RoundId.drawn(round, key),
+                ids=tuple(samples),
+                deadline=FOREVER,  # Ray reports actors that die, so no wait is in vain
+                watcher=LogWatcher(round, self.job.partition.names),
+                engines={"server": self.engine, "fed": self.engine},
+            )
             yield Attempt(remote, self.engine, self.engine)
             remote.finish()
         finally:
@@ -119,7 +113,7 @@ class RayBackend:
 
 
 class TrustedClients(Remote):
-    """Clients of one's own: nothing that they send is doubted, and what goes wrong at one of them ends the run."""
+    """Clients of this run's own: their answers are not checked, and an error at one of them ends the run."""
 
     def read(self, request: Request, event: Answered) -> list[Tree]:
         answer = event.answer
@@ -132,37 +126,31 @@ class TrustedClients(Remote):
 
 
 class LogWatcher(NoWatcher):
-    """Says who is out of a round, of each client once."""
+    """Logs each client that is out of a round, once."""
 
     def __init__(self, number: int, names: tuple[str, ...]) -> None:
-        self._number, self._names = number, names
-        self._told: set[int] = set()
+        self._number, self._left = number, dict(enumerate(names))
 
     def lost(self, number: int, reason: str) -> None:
-        if number in self._told:
-            return
-        self._told.add(number)
-        log.warning("client %s is out of round %d: %s", self._names[number], self._number + 1, reason)
+        if number in self._left:
+            log.warning("client %s is out of round %d: %s", self._left.pop(number), self._number + 1, reason)
 
     refused = lost
 
 
 def _free_cpus(ray: Any) -> int:
-    """CPUs that an actor can have."""
+    """Return how many CPUs of the cluster actors can have."""
     end = time.monotonic() + SETTLE_SECONDS
-    while (free := _cpus(ray.available_resources())) < _cpus(ray.cluster_resources()) and time.monotonic() < end:
+    free, all_of_them = ray.available_resources, ray.cluster_resources
+    while free().get("CPU", 0) < all_of_them().get("CPU", 0) and time.monotonic() < end:
         time.sleep(0.05)
-    if not free:
+    if not (num := int(free().get("CPU", 0))):
         raise ConfigError("no CPU of the Ray cluster is free; wait for what runs there, or start Ray with more of them")
-    return free
+    return num
 
 
-def _cpus(resources: Mapping[str, float]) -> int:
-    return int(resources.get("CPU", 0))
-
-
-def _dismiss(ray: Any, workers: list[WorkerActor]) -> None:
-    if ray.is_initialized():  # it may have been shut down by whoever started it
+def _dismiss(ray: Any, workers: list[Any]) -> None:
+    if ray.is_initialized():  # whoever started Ray may have shut it down
         for worker in workers:
-            ray.kill(worker.actor)
+            ray.kill(worker)
     CLUSTER.give_back()

@@ -1,13 +1,11 @@
-"""The Ray cluster of a run: the one that is there already, or one of this machine alone, which ends with its last run.
+"""The Ray cluster of a run: an existing one, or a local one that is started here and ends with its last run.
 
-A cluster that is started here listens on the loopback interface only. For one that other machines reach, start Ray on
-them and name it in `RAY_ADDRESS`, or call `ray.init` before the run.
+A cluster that is started here listens on the loopback interface only. For a cluster of several machines, start Ray on
+them and set `RAY_ADDRESS`, or call `ray.init` before the run.
 """
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from cutlayer.core.checks import reason
@@ -18,14 +16,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class Cluster:
-    """A connection to Ray that may be shared; whoever takes it gives it back."""
+    """A connection to Ray that runs share; each run takes it and gives it back."""
 
     def __init__(self) -> None:
         self._users = 0
         self._is_ours = False
 
     def take(self) -> Any:
-        """The module `ray`, connected."""
+        """Return the module `ray`, connected to a cluster."""
         ray = _imported()
         if not ray.is_initialized():
             _connect(ray)
@@ -34,7 +32,7 @@ class Cluster:
         return ray
 
     def give_back(self) -> None:
-        """Whoever was there before stays; what was started here ends with its last user."""
+        """Shut the connection down after its last user, if it was opened here."""
         self._users -= 1
         if self._is_ours and not self._users:
             self._is_ours = False
@@ -73,26 +71,17 @@ def _connect(ray: Any) -> None:
 
 
 def start_local(ray: Any, **options: Any) -> None:
-    """A cluster of this machine alone. On a busy one a start may take longer than Ray waits, so it is tried again."""
+    """Start a cluster on this machine; retry, as on a busy machine a start may take longer than Ray waits."""
+    constants = ray._private.ray_constants
     for left in reversed(range(ATTEMPTS)):
+        before = constants.ENABLE_RAY_CLUSTER
+        constants.ENABLE_RAY_CLUSTER = False  # or Ray replaces 127.0.0.1 by an address that other machines reach
         try:
-            with loopback_only():
-                ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **options)
+            ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **options)
             return
-        except Exception as error:  # Ray's own have no class that tells a slow start from others
+        except Exception as error:  # Ray has no exception class of its own for a slow start
             ray.shutdown()
             if not left:
                 raise ConfigError(f"Ray cannot start a local cluster here: {reason(error)}") from error
-
-
-@contextmanager
-def loopback_only() -> Iterator[None]:
-    """On Linux, Ray takes an address that other machines reach in place of 127.0.0.1, unless it is told not to."""
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        finally:
+            constants.ENABLE_RAY_CLUSTER = before

@@ -1,22 +1,20 @@
-"""Dispatches the requests of a round to workers: all those of one `up` to a worker go in one call.
+"""Dispatch of a round's requests to the workers: all requests of one `up` to a worker go in one call.
 
 Tensors that go to the same workers travel in one bundle, which lies in Ray's object store once.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
 from torch import Tensor
 
-from cutlayer import plugins
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError
 from cutlayer.remote.protocol.messages import Answer, KeptVersion, Message, Refusal, Work
-from cutlayer.remote.ray.worker import EncodedWork, NumpyTensor
+from cutlayer.remote.ray.worker import NumpyTensor
+from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 
 DECODER = msgspec.msgpack.Decoder(Answer | Refusal)
@@ -34,59 +32,42 @@ class PendingWork(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-class WorkerActor(NamedTuple):
-    """An actor and, in Ray's object store, what it needs whenever it starts."""
-
-    actor: Any
-    setup: Any
-    samples: Any
-
-
 class Dispatch:
     """Carries the requests and answers of one round."""
 
-    def __init__(self, ray: Any, workers: Sequence[WorkerActor]) -> None:
+    def __init__(self, ray: Any, workers: Sequence[Any]) -> None:
         self.sessions = Sessions(self._flush)
         self._ray, self._workers = ray, workers
         self._waiting: dict[int, list[PendingWork]] = {}
 
     def begin(self, samples: Mapping[int, int]) -> None:
-        """Open a session for each client of the round, with what it keeps."""
+        """Open a session for each client of the round; it states what the client keeps."""
         numbers: dict[int, dict[int, int]] = {}
         for j in samples:
             numbers.setdefault(j % len(self._workers), {})[j] = self.sessions.new_session()
-        stated = self._stated(numbers)
-        while empty := {k: own for k, own in numbers.items() if stated[k] is None}:
-            self._got([call for k in empty for call in self._loading(self._workers[k])])
-            stated |= self._stated(empty)
-        for k, own in numbers.items():
+        # Ray restarts an actor that has died, and then repeats the call.
+        calls = [self._workers[k].begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
+        for own, kept in zip(numbers.values(), self._results(calls), strict=True):
             for j, number in own.items():
-                self.sessions.join(self._session(j, number, samples[j], stated[k][j]))
+                self.sessions.join(self._session(j, number, samples[j], kept[j]))
 
-    def _loading(self, worker: WorkerActor) -> list[Any]:
-        paths = [path or str(Path.cwd()) for path in sys.path]
-        files = [str(path) for path in plugins.LOADED]
-        return [worker.actor.prepare.remote(paths, files), worker.actor.load.remote(worker.setup, worker.samples)]
-
-    def _stated(self, numbers: Mapping[int, Mapping[int, int]]) -> dict[int, Any]:
-        """What the clients of each worker keep, or None if it holds no clients; Ray starts those again that died."""
-        begin = [self._workers[k].actor.begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
-        return dict(zip(numbers, self._got(begin), strict=True))
-
-    def _got(self, answers: list[Any]) -> list[Any]:
+    def _results(self, calls: list[Any]) -> list[Any]:
+        """Wait for these calls. If an actor is gone the round can be retried, unless the actor could never start."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(answers, timeout=START_SECONDS)  # type: ignore[no-any-return]
+            return self._ray.get(calls, timeout=START_SECONDS)  # type: ignore[no-any-return]
         except errors.GetTimeoutError:
             why = f"the cluster had no CPU for it within {START_SECONDS:g} seconds"
         except errors.RayError as error:
+            if isinstance(error, errors.RayActorError) and not error.actor_init_failed:
+                raise AllClientsLost(f"a round cannot begin: an actor is gone: {reason(error)}") from None
             why = str(error).strip().splitlines()[-1]  # the line of a traceback that names the error
         raise ConfigError(f"an actor of engine 'ray' cannot start: {why}")
 
     def close(self) -> None:
-        """The round is over: workers hold nothing of it but what their clients keep."""
+        """Make the workers drop everything of the round except what their clients keep."""
         for worker in self._workers:
-            worker.actor.begin.remote({})
+            worker.begin.remote({})
 
     def _session(self, client: int, number: int, samples: int, kept: tuple[KeptVersion, ...]) -> ClientSession:
         def send(message: Message, tensors: Sequence[Tensor]) -> int:
@@ -107,39 +88,36 @@ class Dispatch:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         bundles = bundled(waiting)
-        sent = {who: self._sent(who, tensors) for who, tensors in bundles.items()}
+        arrays = {who: [NumpyTensor.of(a) for a in tensors] for who, tensors in bundles.items()}
+        sent = {who: self._ray.put(own) if len(who) > 1 else own for who, own in arrays.items()}
         for k, items in waiting.items():
             own = [who for who in bundles if k in who]
             places = {id(a): i for i, a in enumerate(a for who in own for a in bundles[who])}
             orders = [
-                EncodedWork(client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
+                (client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
-            answer = self._workers[k].actor.work.remote(orders, *(sent[who] for who in own))
-            answer.future().add_done_callback(partial(self._came, [(i.client, i.work) for i in items]))
+            answer = self._workers[k].work.remote(orders, *(sent[who] for who in own))
+            answer.future().add_done_callback(partial(self._take, items))
 
-    def _sent(self, who: WorkerSet, tensors: Sequence[Tensor]) -> Any:
-        arrays = [NumpyTensor.of(a) for a in tensors]
-        return self._ray.put(arrays) if len(who) > 1 else arrays
-
-    def _came(self, asked: Sequence[tuple[int, Work]], future: Any) -> None:
-        """Whoever has no answer is told to be gone, or in trouble: a round waits for all that it asked."""
+    def _take(self, items: Sequence[PendingWork], future: Any) -> None:
+        """Pass on a worker's answers. A client without one gets a refusal, as a round waits for all that it asked."""
         where, why = GONE, "it has started again in the middle of the round"
         answers: dict[int, tuple[Answer | Refusal, list[Tensor]]] = {}
         try:
             # Copies: what a run computes outlives Ray's object store.
-            answers = {j: (DECODER.decode(text), [s.copy() for s in arrays]) for j, text, arrays in future.result()}
+            answers = {j: (DECODER.decode(text), [a.copy() for a in arrays]) for j, text, arrays in future.result()}
         except self._ray.exceptions.RayTaskError as error:
             where, why = type(error.cause).__name__, reason(error.cause)
-        except Exception as error:  # whatever else is wrong with an actor, a round must hear of it
+        except Exception as error:  # whatever else is wrong with an actor, the round must learn of it
             why = reason(error)
-        for client, work in asked:
+        for client, work, _ in items:
             refusal = Refusal(session=work.session, number=work.number, where=where, reason=why)
             self.sessions.take(Answered(client, work.session, *answers.get(client, (refusal, []))))
 
 
 def bundled(waiting: Mapping[int, Sequence[PendingWork]]) -> dict[WorkerSet, list[Tensor]]:
-    """The different tensors of these requests, by the workers that they go to."""
+    """Return the distinct tensors of these requests, grouped by the workers that they go to."""
     found: dict[int, tuple[Tensor, set[int]]] = {}
     for k, items in waiting.items():
         for a in (a for item in items for a in item.tensors):
