@@ -31,7 +31,7 @@ from cutlayer.remote.identity.certificates import (
 )
 from cutlayer.remote.identity.key_folder import Asked, carry_out, read_ca
 
-SECONDS = 5.0  # until a refusal counts as a hang
+SECONDS = 60.0  # until a refusal counts as a hang
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ MANY = 100
 
 
 @pytest.mark.slow
-def test_a_hundred_clients_complete_rounds(pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_clients_complete_rounds(pool: Pool, tmp_path: Path) -> None:
     carry_out(tmp_path / "ca", Asked(clients=str(MANY)))
     run = Run(
         name="many",
@@ -195,9 +195,3 @@ def test_a_hundred_clients_complete_rounds(pool: Pool, tmp_path: Path, capsys: p
     assert served.model.read_bytes() == simulated.model.read_bytes()
     assert {(c.state, c.round_trips, c.rejoined) for c in status.clients.values()} == {("done", 20, 0)}
     assert memory < 2**30
-    seconds = [line["seconds"] for line in served.times()]
-    with capsys.disabled():
-        print(
-            f"\n{MANY} clients: {min(seconds[1:]):.2f} to {max(seconds[1:]):.2f} s a round of 4 round trips, "
-            f"{memory / 2**20:.0f} MiB at the server, {status.bytes_up} bytes up, {status.bytes_down} down"
-        )

@@ -121,9 +121,7 @@ def test_a_round_that_devices_abandon_leaves_no_trace() -> None:
     """Everybody refuses the second request of the first attempt at the second round."""
     batching = CASES["sfl_v1"].batching
     clean = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),))
-    there = deployment(
-        method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),), deadline=5
-    )
+    there = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),))
     sessions: Any = there.backend.sessions  # type: ignore[attr-defined]
     requests: dict[int, int] = {}
     for j, session in sessions.present().items():

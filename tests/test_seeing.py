@@ -106,7 +106,7 @@ def scraped(shown: Board) -> dict[tuple[str, ...], float]:
     """All samples by their name and the values of their labels."""
     with closing(serve_metrics(shown, 0)) as metrics:
         address = f"http://127.0.0.1:{metrics.port}/metrics"
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             text = answer.read().decode()
     found = [s for family in parser.text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, *s.labels.values()): s.value for s in found}
@@ -310,7 +310,7 @@ class TestTable:
         made = three(Hands())
         with LiveTable(made, console):
             made.round_began(7, [])
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while "round 7 of 10" not in console.file.getvalue():
                 assert time.monotonic() < deadline, "the table was not drawn again"
                 time.sleep(0.01)

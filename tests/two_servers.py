@@ -23,7 +23,7 @@ from cutlayer.remote.server.sessions import Answered, ClientSession, PeerSaid, S
 from cutlayer.remote.tensors.trees import build
 from cutlayer.runs.rounds import Rounds
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 class Said(NamedTuple):
