@@ -2,7 +2,13 @@
 
 import json
 import logging
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +66,47 @@ def test_a_run_leaves_these_files(folder: Folder) -> None:
     assert folder.run() == SMALL
     assert json.loads(folder.environment.read_text()) == {**environment(), "engine": "loop"}
     assert [set(line) for line in folder.times()] == [{"round", "seconds"}] * 3
+
+
+def spin(started: Event) -> None:
+    """Keep one core busy until the process is ended."""
+    started.set()
+    while True:
+        pass
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Load the machine with a process of our own."""
+    spawn = multiprocessing.get_context("spawn")
+    started = spawn.Event()
+    process = spawn.Process(target=spin, args=(started,), daemon=True)
+    process.start()
+    try:
+        assert started.wait(60)
+        yield
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.slow
+def test_the_same_command_leaves_the_same_metrics_while_the_machine_is_busy(tmp_path: Path) -> None:
+    def run_digits(out: Path) -> dict[str, bytes]:
+        command = [sys.executable, "-m", "cutlayer", "run", "digits", "--rounds", "3", "--out", str(out)]
+        subprocess.run(command, check=True, capture_output=True)
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("metrics.jsonl")}
+
+    idle = run_digits(tmp_path / "idle")
+    with busy_core():
+        busy = run_digits(tmp_path / "busy")
+    assert len(idle) == len(recipes.runs("digits"))
+    assert all(len(lines.splitlines()) == 3 for lines in idle.values())
+    assert busy == idle
+    assert {run.engine for run in recipes.runs("digits")} == {"auto"}
+    engines = {Folder(path.parent).run().engine for path in tmp_path.rglob("config.toml")}
+    assert len(engines) == 1 and engines < {"loop", "vmap"}  # what auto resolved to, the same for every method
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
