@@ -1,7 +1,6 @@
 """Runs that are trained within a time limit: they end cleanly, go on to the same numbers, and are packed small."""
 
 import json
-import subprocess
 import sys
 import tarfile
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import NoReturn
 import pytest
 
 from cutlayer import recipes
-from cutlayer.errors import ConfigError
 from cutlayer.runs import config
 from cutlayer.runs.folder import Folder
 
@@ -66,7 +64,8 @@ def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
     assert halted.run() == straight.run()
     assert headline.sessions(halted) == {1, 3}
     train(headline, tmp_path / "halted", RUN)
-    assert "; finished before\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("digits/fedavg: 4 of 4 rounds, best ") and "; finished before\n" in said
 
 
 def test_no_run_is_begun_without_time_for_it(
@@ -123,17 +122,11 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
     [
         ("digitz", "unknown recipe 'digitz'; did you mean 'digits'?"),
         ("digits/fedavk", "unknown run 'digits/fedavk'; did you mean 'digits/fedavg' or "),
-        ("smofi_table1/cifar", "unknown run 'smofi_table1/cifar'; did you mean "),
-        ("digits --engine graf", "unknown engine 'graf' in digits; did you mean 'graph' or "),
-        ("digits --device cuda:99", "device 'cuda:99' cannot be used here: "),
         ("digits --data nowhere", "there is no folder nowhere; --data is the one that holds the data sets"),
         ("digits:x", "the rounds of 'digits:x' are no number above 0; write for example digits:20"),
         ("--seconds -5 digits:1", "--seconds is to be above 0, and not -5; see --help"),
-        ("digits:", "the rounds of 'digits:' are no number above 0; write for example digits:20"),
         ("digits:0", "digits:0: rounds is 0; it must be at least 1"),
-        ("digits --rounds x", "argument --rounds: invalid int value: 'x'; see --help"),
         ("digits --set method", "--set 'method' is not key=value; "),
-        ("digits --set methods=sl", "unknown key 'methods' in --set; did you mean 'method'"),
         ("digits --set seed=3", "--set cannot change seed; use --seed"),
         ("--collect out", "there is no run under "),
         ("", "name at least one run, take those of the list with --next, or pack some with --collect; see --help"),
@@ -155,17 +148,12 @@ def test_the_advice_is_in_the_words_of_this_script(
     (tmp_path / "file").touch()
     assert headline.main(["--runs", str(tmp_path / "file"), f"{RUN}:1"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file'} is no folder; choose another --runs\n"
-    assert headline.complain(ConfigError("go on with --resume, or choose another --out"), "it: ") == 2
-    assert capsys.readouterr().err == "error: it: give the same command again, or choose another --runs\n"
 
 
 @pytest.mark.parametrize(
     ("words", "difference"),
     [
-        ("--precision bf16", "precision is 'fp32' there and 'bf16' here"),
-        ("--engine loop", "engine is 'auto' there and 'loop' here"),
         ("--set optimiser.lr=0.5", "optimiser.lr is 0.1 there and 0.5 here"),
-        ("--set method=sfl_v1", "method is 'fedavg' there and 'sfl_v1' here"),
         ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'auto' there and 'loop' here"),
     ],
 )
@@ -177,30 +165,12 @@ def test_a_folder_answers_only_for_the_run_that_it_holds(
     assert capsys.readouterr() == ("", f"error: {kept.path} holds another run: {difference}; {advice}\n")
 
 
-@pytest.mark.parametrize(("asked", "rounds"), [(4, "4 of 4 rounds"), (1, "4 rounds, 1 asked for")])
-def test_a_finished_run_is_told_of(
-    headline: ModuleType, tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], asked: int, rounds: str
-) -> None:
-    assert headline.main(["--runs", str(tmp_path), f"{RUN}:{asked}"]) == 0
-    assert capsys.readouterr().out.startswith(
-        f"digits/fedavg: {rounds}, best 40.00 %, final 40.00 %, 121 s of rounds, 128 samples a second, "
-        "engine None; finished before\n"  # 64 samples in half a second
-    )
-
-
 def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleType, kept: Folder) -> None:
     assert headline.pace(kept) == 2 * 64
     headline.note_session(kept, 2, {})  # rounds from 2 on were lost
     assert headline.sessions(kept) == {1, 2}
     kept.timing.write_text('{"round": 1, "seconds": 60.0}\n')
     assert headline.pace(kept) is None
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(None, "–"), (0.0312, "0.031"), (3.14, "3.1"), (9.96, "10"), (25.4, "25"), (12345.6, "12,346")]
-)
-def test_a_slow_run_is_not_told_as_nothing(headline: ModuleType, number: float | None, text: str) -> None:
-    assert headline.brief(number) == text
 
 
 def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType) -> None:
@@ -224,26 +194,12 @@ def test_settings_are_those_of_the_command_line(headline: ModuleType) -> None:
     assert (run.name, run.method.name, run.method.options, run.clients) == (RUN, "smofi", {"beta": 0.3}, 4)
 
 
-def test_without_settings_the_packages_of_the_command_line_are_not_needed() -> None:
-    hidden = "import sys; sys.modules.update(typer=None, rich=None); import headline; headline.chosen(headline.parsed("
-    code = f"{hidden}['--runs', 'x', 'digits']))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "bench", check=True)
-
-
 def test_settings_without_the_packages_of_the_command_line_are_a_mistake(
     headline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cutlayer.cli", None)
     assert headline.main(["--runs", "x", RUN, "--set", "clients=4"]) == 2
     assert capsys.readouterr().err.startswith("error: --set needs the packages of the command line: ")
-
-
-def test_help_has_the_whole_story(headline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        headline.main(["--help"])
-    text = capsys.readouterr().out
-    assert str(headline.__doc__) in text
-    assert "[RECIPE[/PANEL][/RUN][:ROUNDS] ...]" in text
 
 
 def test_runs_are_packed_with_what_is_needed_of_each_round(
