@@ -1,7 +1,9 @@
 """Small worlds that the tests of the core share: ragged clients, tiny images and models, and rounds by hand."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc  # noqa: F401 (before cutlayer.remote, which silences it: tests read there why a handshake failed)
@@ -40,6 +42,7 @@ FROZEN_NORMS = ("hosfl", "zo_sfl", "mu_splitfed", "splitlora")  # who need them,
 TWO_PART_ONLY = ("hosfl", "zo_sfl", "mu_splitfed", "fsl_sage")  # who need the loss at the server
 
 torch.set_num_threads(1)
+sys.path.append(str(Path(__file__).parents[1] / "bench"))  # tests import the scripts there
 
 
 @pytest.fixture

@@ -142,7 +142,6 @@ def test_a_sweep(sweep: Path, drawn: list[Figure]) -> None:
 
 ALPHAS = {"smofi-alpha-0.01": 0.5, "smofi": 0.6, "smofi-alpha-1": 0.7, "smofi-alpha-10": 0.8}  # best accuracies
 CUTS = {"smofi-cut0": 0.3, "smofi-cut1": 0.4, "smofi-cut5": 0.9}
-RANGES = {"smofi-cut0-3": 0.1, "smofi-cut4-7": 0.2, "smofi-cut8-13": 0.3, "smofi-cut14-16": 0.4}
 
 
 def left_by(root: Path, panel: str, best: dict[str, float]) -> None:
@@ -166,25 +165,6 @@ def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure
         "staleness factor",
         "residual blocks at the client",
     )
-
-
-def test_sweeps_of_several_panels_have_their_own_axes(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_fig9/cifar100", {"fedavg": 0.2, **ALPHAS, **CUTS})
-    left_by(tmp_path, "smofi_fig9/tiny", {"fedavg": 0.1, **ALPHAS, **RANGES})
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    above, below = drawn[0].axes[:4], drawn[0].axes[4:]
-    titles = ["cifar100 (target 18.0 %)", "tiny (target 9.0 %)"]
-    assert [axes.get_title() for axes in above] == [titles[0], titles[0], titles[1], titles[1]]
-    # of ranges, names in the order of the recipe; the default run is none of them
-    assert [t.get_text() for t in below[3].get_xticklabels()] == ["0-3", "4-7", "8-13", "14-16"]
-    assert lines(above[3])["smofi"] == [(0, 10), (1, 20), (2, 30), (3, 40)]
-    assert lines(above[2])["smofi"] == [(0, 80), (1, 70), (2, 60), (3, 50)]
-
-
-def test_sweeps_of_which_only_the_level_has_run(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_fig3/cifar10", {"fedavg": 0.2})
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    assert [list(lines(axes)) for axes in drawn[0].axes] == [["fedavg"], ["fedavg"], [], []]
 
 
 STUDY = CutStudy(
@@ -274,15 +254,3 @@ def test_bars_of_converged_runs(ended: Path, drawn: list[Figure]) -> None:
     # b16 stands for its whole run, 6.5 minutes on average
     (late,) = below.lines
     assert (late.get_label(), late.get_xydata().tolist()) == ("not converged with every seed", [[2, 6.5]])
-
-
-def test_converged_time_against_a_setting(tmp_path: Path, drawn: list[Figure]) -> None:
-    level = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]
-    runs = {run.name: run for run in recipes.runs("hasfl_fig9")}
-    for number in (10, 20):
-        left(tmp_path, runs[f"hasfl_fig9/cifar10-iid/rbs_rms-n{number}"], level, simulated=3 * number)
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    above, below = drawn[0].axes
-    assert lines(above)["rbs_rms"] == [(10, 60), (20, 60)]
-    assert lines(below)["rbs_rms"] == [(10, 1), (20, 2)]
-    assert below.get_ylabel() == "converged after (minutes)"
