@@ -12,7 +12,18 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import BATCH, OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run, simulation
-from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
+from test_engines_agree import (
+    CASES,
+    HETEROGENEOUS,
+    ONE_OF_EACH,
+    OPTIMISERS,
+    PAIRS,
+    SHAPES,
+    TOLERANCE,
+    Outcome,
+    must_agree,
+    on_loop,
+)
 from torch import Tensor, nn
 
 from cutlayer import methods
@@ -57,8 +68,10 @@ def test_so_do_all_cases_optimisers_and_shapes(case: str, opt: str, shape: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", (1, 2))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "slots"),
+    [*((case, 2) for case in ONE_OF_EACH.values()), *((case, 1) for case in ("smofi", "sfl_v2", "hosfl"))],
+)
 def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
     found = outcome(case, "momentum", "two-part", torch.float64, slots)
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
@@ -153,7 +166,7 @@ class Compiling(Again):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ONE_OF_EACH.values())
 def test_compiled_chains_give_the_loop_engines_numbers(
     case: str, eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import SEED, images, run
 from device_pool import Devices, Pool, Process, Served, free_port, shared, wait_for
-from test_engines_agree import CASES, Outcome, must_agree, on_loop
-from test_remote import RUNS, method_of
+from test_engines_agree import CASES, ONE_OF_EACH, Outcome, must_agree, on_loop
+from test_remote import method_of
 from torch import Tensor
 
 from cutlayer.core.batches import Batching
@@ -114,7 +114,13 @@ def test_streams_give_the_loop_engines_numbers(case: str, keys: Path, pool: Pool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "shape"), [pair for pair in RUNS if pair not in [(c, "two-part") for c in FEW]])
+@pytest.mark.parametrize(
+    ("case", "shape"),  # the variants send the same messages, which test_remote decodes for each of them
+    [
+        *((c, "two-part") for c in ONE_OF_EACH.values() if c not in FEW),
+        *((c, "u-shaped") for c in ("sfl_v1", "mergesfl")),
+    ],
+)
 def test_so_does_every_method(case: str, shape: str, keys: Path, pool: Pool) -> None:
     check(case, shape, keys, pool)
 

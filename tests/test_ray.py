@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import SEED, agree, clients_of, fit_for, images, resnet, run, simulation
 from in_process import deployment
-from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, Outcome, must_agree, on_loop, outcome
+from test_engines_agree import CASES, HETEROGENEOUS, ONE_OF_EACH, OPTIMISERS, Outcome, must_agree, on_loop, outcome
 from torch import nn
 
 from cutlayer import methods, optim
@@ -157,9 +157,6 @@ def on_ray(case: str, shape: str = "two-part", **options: Any) -> Outcome:
 
 def test_a_round_on_ray_gives_the_loop_engines_numbers(cluster: None) -> None:
     must_agree(on_ray("sfl_v1", "u-shaped"), on_loop("sfl_v1", "momentum", "u-shaped", torch.float64), 0.0)
-
-
-ONE_OF_EACH = {case.name: name for name, case in reversed(CASES.items())}  # the variants are the queue's business
 
 
 @pytest.mark.slow

@@ -164,11 +164,15 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(moment: str, folder: Folder,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_every", [1, 2])
-@pytest.mark.parametrize("method", GENERAL)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_every_method_survives_a_kill_at_every_moment(
-    moment: str, method: str, checkpoint_every: int, folder: Folder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "moment", "checkpoint_every"),
+    [
+        *((method, "in_a_round", 1) for method in GENERAL),
+        *(("hosfl", moment, every) for moment in MOMENTS for every in (1, 2) if (moment, every) != ("in_a_round", 1)),
+    ],
+)
+def test_a_run_survives_a_kill_with_every_method_and_at_every_moment(
+    method: str, moment: str, checkpoint_every: int, folder: Folder, tmp_path: Path
 ) -> None:
     run = replace(using(SMALL, method), checkpoint_every=checkpoint_every, engine="vmap", rounds=6)
     kill(run, folder, moment, number=4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SEED, clients_of, images, run, simulation
 from in_process import deployment, device, join
-from test_engines_agree import CASES, Outcome, must_agree, on_loop
+from test_engines_agree import CASES, ONE_OF_EACH, Outcome, must_agree, on_loop
 from test_remote import method_of
 from torch import nn
 
@@ -218,7 +218,11 @@ FAST = ("sfl_v1", "smofi", "mergesfl", "hosfl", "sfl_v2")
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+    "case",
+    [
+        case if case in FAST else pytest.param(case, marks=pytest.mark.slow)
+        for case in (*ONE_OF_EACH.values(), "smofi random cut", "hasfl own cuts")
+    ],
 )
 def test_servers_of_devices_give_loops_numbers_on_every_engine(case: str, engine: str) -> None:
     there = deployment(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import SEED, agree, clients_of, images
 from test_engines_agree import CASES, on_loop, plain
-from test_remote import RUNS, method_of
+from test_remote import method_of
 from torch import Tensor
 from two_servers import Halves, Said, trained_apart
 
@@ -40,7 +40,10 @@ def test_two_servers_together_have_the_numbers_of_one(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "shape"), [run for run in RUNS if run not in [(case, "two-part") for case in QUICK]])
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [*((c, "two-part") for c in CASES if c not in QUICK), *((c, "u-shaped") for c in ("sfl_v1", "sfl_v2", "mergesfl"))],
+)
 def test_so_they_have_for_every_method(case: str, shape: str) -> None:
     must_have_the_numbers_of_one(case, shape)
 
