@@ -96,17 +96,6 @@ def test_each_term_lies_on_the_time_line_of_the_round() -> None:
     }
 
 
-def test_cuts_batches_and_stragglers_are_written_beside_the_bars() -> None:
-    figure = drawn(TWO, ["a", "b", "c", "door camera"])
-    left, right = figure.axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["a", "door camera"]  # the devices 0 and 3
-    assert texts(left) == ["2", "2", "◀", "2", "2", "cut", "batch"]  # 4 + 2 + 1 + 8 seconds against 2 + 4 + 2 + 4
-    assert texts(right) == ["1", "1", "2", "2", "◀", "cut", "batch"]
-    # 20 bits up and down at 1 and 2 bit/s make 30 s of an aggregation; after, 10 bits more between the servers hide
-    assert left.get_title(loc="left") == "before: cut 2, batch 2 for all\n22 s a mini-batch (3 s aggregation)"
-    assert right.get_title(loc="left") == "the plan\n19 s a mini-batch (3 s aggregation)"
-
-
 def test_a_thousand_devices_become_their_stragglers_and_groups() -> None:
     found = fleet_of(1000)
     figure = drawn(found, [f"device {k}" for k in range(1000)])

@@ -284,16 +284,6 @@ def test_a_run_without_an_evaluated_round_has_dashes(tmp_path: Path) -> None:
     assert (smofi["rounds 1"], smofi["samples a s (median)"]) == ("–", "–")
 
 
-def test_the_page_has_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    left(tmp_path / "runs", "smofi_table1/cifar10/fedavg", [0.2, 0.6])
-    page = tmp_path / "new" / "folder" / "results.md"
-    assert results_page.main(["--results", str(tmp_path / "runs"), "--page", str(page)]) == 0
-    assert capsys.readouterr() == (f"wrote {page}: 1 table; curves in {page.parent / 'images'}\n", "")
-    picture = "images/results-smofi_table1-cifar10.png"
-    assert f"]({picture})" in page.read_text(encoding="utf-8")
-    assert (page.parent / picture).stat().st_size > 10_000
-
-
 def test_runs_of_no_recipe_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left(tmp_path / "runs", "digits/fedavg", [0.2, 0.6])
     for name in ("mine", "digits@0.1/sl"):
