@@ -93,7 +93,7 @@ def test_a_cut_loses_what_is_under_way() -> None:
         ({"queue_ms": 0}, "queue_ms is 0; it must be positive"),
     ],
 )
-def test_a_link_that_cannot_be(wrong: dict[str, float], message: str) -> None:
+def test_impossible_links_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError) as error:
         Link(**wrong)  # type: ignore[arg-type]
     assert str(error.value) == message

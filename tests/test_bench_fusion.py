@@ -51,7 +51,7 @@ def test_inner_steps_leave_out_the_first_and_the_last(fusion: ModuleType) -> Non
     assert fusion.inner_steps([10.0, 11.0, 13.0, 17.0, 30.0]) == [1.0, 2.0, 4.0]
 
 
-def test_who_begins_changes_but_not_who_is_who(fusion: ModuleType) -> None:
+def test_the_sides_take_turns_to_begin(fusion: ModuleType) -> None:
     said: list[str] = []
 
     def one() -> float:

@@ -210,7 +210,7 @@ def test_nothing_timed_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path
     assert "turn 1" not in err
 
 
-def test_who_is_stopped_says_so(
+def test_an_interrupted_benchmark_writes_nothing_and_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupted(self: OnEngine) -> int:

@@ -420,7 +420,7 @@ def test_a_run_that_fails_or_is_interrupted_is_packed_as_far_as_it_came(
     assert folder.store.rounds() == [2] and folder.path.parent.name == "fedavg"
 
 
-def test_whatever_was_trained_last_can_be_packed_later(tmp_path: Path) -> None:
+def test_the_run_trained_last_can_be_packed_later(tmp_path: Path) -> None:
     assert next_of(tmp_path, TWO) == 0
     assert headline.main(["--runs", str(tmp_path / "runs"), "--collect", str(tmp_path / "out")]) == 0
     assert packing.unpack_whole(tmp_path / "out", tmp_path / "there")[0].path.parent.name == "sl"

@@ -62,7 +62,9 @@ def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "opt", "shape", "dtype"), PAIRS)
-def test_so_do_all_cases_optimisers_and_shapes(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
+def test_graph_gives_the_loop_engines_numbers_for_every_case_optimiser_and_shape(
+    case: str, opt: str, shape: str, dtype: torch.dtype
+) -> None:
     found = outcome(case, opt, shape, dtype)
     must_agree(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
 
@@ -103,7 +105,7 @@ class Shorter(Short):
     lanes = 0
 
 
-def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_slots(caplog: pytest.LogCaptureFixture) -> None:
     opt = OPTIMISERS["momentum"]
     outcomes, seconds = [], []
     for engine in (Graph(Short(CPU), 5), Loop()):
@@ -121,7 +123,7 @@ def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.Log
     assert "memory is too short for 5 clients at a time; the round is played again with 2" in caplog.text
 
 
-def test_the_engine_that_took_too_much_memory_is_gone() -> None:
+def test_the_engine_that_ran_out_of_memory_is_freed() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
     sim.backend.engine = Graph(Short(CPU), 5)
@@ -130,7 +132,7 @@ def test_the_engine_that_took_too_much_memory_is_gone() -> None:
     assert before() is None
 
 
-def test_memory_that_is_too_short_for_one_client_is_told_of() -> None:
+def test_too_little_memory_for_one_client_is_an_error() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
     sim.backend.engine = Graph(Shorter(CPU), 5)
@@ -267,7 +269,7 @@ def test_chains_are_compiled_when_they_have_come_often_unless_told_to_be_at_once
     assert all(noting.compiled) is at_once
 
 
-def test_a_part_that_goes_from_client_to_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_goes_from_client_to_client_needs_no_host_sync_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     item = Tensor.item
     monkeypatch.setattr(Tensor, "item", lambda self: (waits.append(1), item(self))[1])

@@ -109,7 +109,7 @@ def test_nothing_lands_on_what_a_pullback_still_needs() -> None:
     assert found(forward, add, pull, kept=2) == []
 
 
-def test_what_lands_is_what_would_have_been_stored() -> None:
+def test_an_in_place_result_equals_the_stored_one() -> None:
     old, other = laid_out(torch.arange(4.0)), laid_out(torch.ones(4))
     chain = called(ADDER.add, OLD, OTHER), called(double, Made(0, ()))
     made = executed(chain, Inputs([old, other], [], {}), homes={0: old})

@@ -121,7 +121,7 @@ def test_streams_give_the_loop_engines_numbers(case: str, keys: Path, pool: Pool
         *((c, "u-shaped") for c in ("sfl_v1", "mergesfl")),
     ],
 )
-def test_so_does_every_method(case: str, shape: str, keys: Path, pool: Pool) -> None:
+def test_streams_give_the_loop_engines_numbers_for_every_method(case: str, shape: str, keys: Path, pool: Pool) -> None:
     check(case, shape, keys, pool)
 
 

@@ -76,7 +76,7 @@ def test_a_run_that_cannot_be_trained_leaves_the_time_to_the_others(
     assert Folder(tmp_path / RUN / "seed-0").store.rounds() == [1]
 
 
-def test_only_what_nobody_expects_has_a_traceback(
+def test_only_unexpected_errors_print_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object, **__: object) -> NoReturn:
@@ -117,7 +117,9 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
         ("", "name at least one run, take those of the list with --next, or pack some with --collect; see --help"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, error: str) -> None:
+def test_a_mistake_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, error: str
+) -> None:
     assert headline.main(["--runs", str(tmp_path / "runs"), *words.split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
@@ -138,7 +140,7 @@ def test_the_advice_is_in_the_words_of_this_script(tmp_path: Path, capsys: pytes
         ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'auto' there and 'loop' here"),
     ],
 )
-def test_a_folder_answers_only_for_the_run_that_it_holds(
+def test_a_folder_that_holds_another_run_is_refused(
     tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], words: str, difference: str
 ) -> None:
     assert headline.main(["--runs", str(tmp_path), f"{RUN}:4", *words.split()]) == 2

@@ -63,6 +63,6 @@ def test_rounds_count_where_they_end_the_run_sooner() -> None:
     assert Status(BUDGET, []).share == 0
 
 
-def test_what_is_known_stays() -> None:
+def test_the_last_known_accuracy_stays_on_the_line() -> None:
     status = Status(TWENTY, [record(1, test_accuracy=0.5, stopped=1), record(2, stopped=2)])
     assert str(status) == "accuracy 50.0 %, loss 0.500, 10 B, 3 stopped"

@@ -166,7 +166,7 @@ def test_every_method_on_ray_gives_the_loop_engines_numbers(case: str, cluster: 
 
 
 @pytest.mark.slow
-def test_what_goes_to_all_clients_lies_in_the_store_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_for_all_clients_is_stored_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     sim = simulation(method_of("fedavg"), engine="ray")
     assert len(actors(sim)) == 2
     put, stored = ray.put, []

@@ -140,7 +140,7 @@ def test_without_fedavg_the_best_run_is_the_reference(tmp_path: Path) -> None:
     assert (panel.target, panel.rule) == (0.45, "0.9 × the best accuracy of all runs, that of sfl_v1")
 
 
-def test_one_run_alone_is_not_raced_against_itself(tmp_path: Path) -> None:
+def test_one_run_alone_has_no_target(tmp_path: Path) -> None:
     left(tmp_path, SPLIT, [0.1, 0.5], seed=0, simulated=60)
     left(tmp_path, SPLIT, [0.1, 0.5], seed=1, simulated=60)
     comparison = report.compare(report.find([tmp_path]))
@@ -191,14 +191,14 @@ def test_labels_are_as_short_as_tells_them_apart(tmp_path: Path) -> None:
     assert labels() == [str(tmp_path / name) for name in ("again/paper/fedavg", "other/fedavg", "paper/fedavg")]
 
 
-def test_the_length_of_a_run_does_not_part_seeds(tmp_path: Path) -> None:
+def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     left(tmp_path, replace(FEDAVG, rounds=2), [0.5, 0.5], seed=10)
     left(tmp_path, FEDAVG, [0.5, 0.5, 0.5], seed=2)
     (group,) = alone(report.compare(report.find([tmp_path, tmp_path / "paper"]))).groups
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
-def test_the_same_run_twice_is_no_evidence(tmp_path: Path) -> None:
+def test_the_same_run_with_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
     left(tmp_path / "a", FEDAVG, [0.5])
     left(tmp_path / "b", FEDAVG, [0.5])
     one, two = (tmp_path / name / "paper/fedavg/seed-0" for name in "ab")
@@ -269,7 +269,7 @@ def test_names_that_agree_up_to_the_last_word_are_one_panel(table: Recipe, tmp_p
     assert {p.target for p in report.compare(report.find([tmp_path]), 0.8).panels} == {0.8}
 
 
-def test_a_family_is_raced_against_its_own_base(table: Recipe, tmp_path: Path) -> None:
+def test_speed_ups_of_a_family_are_against_its_own_base(table: Recipe, tmp_path: Path) -> None:
     left(tmp_path, RUNS["split"], [0.5, 0.5, 0.5, 0.5])
     left(tmp_path, RUNS["fedprox+split"], [0.1, 0.5, 0.5, 0.5])
     left(tmp_path, RUNS["fedprox"], [0.1, 0.1, 0.5, 0.5])
@@ -323,7 +323,7 @@ def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> N
 # -- by samples --------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_axis_is_samples_so_is_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runs_compared_by_samples_have_targets_in_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A round is 8 samples of all clients here, and means nothing between methods with rounds of their own length."""
     runs = tuple(replace(BASE, name=f"paced/all/{label}") for label in ("first", "second", "third"))
     recipe = Recipe(runs=runs, source="ours", axis="samples", targets={"paced/all": 0.5})
@@ -348,7 +348,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     monkeypatch.setitem(recipes.RECIPES, "clock", lambda: recipe)
 
 
-def test_a_race_by_simulated_time_is_against_the_first_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ratios_of_simulated_time_are_against_the_first_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
     first, second, third = recipes.runs("clock")
     left(tmp_path, first, [0.1, 0.5, 0.5], seed=0, simulated=10)  # 20 s
@@ -369,7 +369,7 @@ def test_a_race_by_simulated_time_is_against_the_first_run(monkeypatch: pytest.M
     assert found["first"]["simulated_seconds_to_target"] == 25
 
 
-def test_nobody_is_raced_against_a_run_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_ratio_is_given_if_the_reference_misses_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
     first, second, _ = recipes.runs("clock")
     left(tmp_path, first, [0.1, 0.4], simulated=10)

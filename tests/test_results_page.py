@@ -101,7 +101,7 @@ def test_windows_have_means_over_rounds_and_seeds_with_their_scatter(tmp_path: P
     assert fedavg["rounds 31–40"] == "55.00 ± 7.07 (10.54), 2 seeds"
 
 
-def test_one_seed_concludes_nothing(tmp_path: Path) -> None:
+def test_with_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
     left(tmp_path, "smofi_table2/cifar10/fedavg", [0.2, 0.5, 0.8], hours=0.5)
     left(tmp_path, "smofi_table2/cifar10/smofi", [0.3, 0.9, 0.9], hours=0.5)
     left(tmp_path, "cut_table3_as_run/cifar10/sfl_v2-cut1", [0.2, 0.9])
@@ -297,7 +297,7 @@ def test_runs_of_no_recipe_are_skipped(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
-def test_without_results_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_results_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert results_page.main(["--results", str(tmp_path), "--page", str(tmp_path / "page.md")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"error: there is no run under {tmp_path}; ") and err.count("\n") == 1

@@ -62,7 +62,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_so_do_runs_with_options(name: str, folder: Folder, tmp_path: Path) -> None:
+def test_runs_with_options_go_on_as_if_they_had_not_stopped(name: str, folder: Folder, tmp_path: Path) -> None:
     run = OPTIONS[name]
     execute(run, stopped(run, folder), resume=True)
     assert outcome(folder) == outcome(unbroken(run, tmp_path))
@@ -195,7 +195,7 @@ def test_a_damaged_newest_checkpoint_is_warned_of_and_the_one_before_is_used(
     assert outcome(folder) == outcome(unbroken(SMALL, tmp_path))
 
 
-def test_if_every_checkpoint_is_damaged_nothing_is_touched(folder: Folder) -> None:
+def test_without_a_usable_checkpoint_nothing_is_changed(folder: Folder) -> None:
     stopped(SMALL, folder)
     for number in (2, 3):
         folder.store.path(number).write_bytes(b"no")

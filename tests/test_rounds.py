@@ -95,7 +95,7 @@ def played(runner: Rounds, rounds: int = 2) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("case", ["sfl_v1", "hosfl", "fsl_sage"])
-def test_a_round_that_fails_here_leaves_no_trace(case: str) -> None:
+def test_a_failed_round_leaves_no_trace_in_a_simulation(case: str) -> None:
     clean = simulation(method_of(case), batching=CASES[case].batching, engine="loop", meters=(Count(),))
     engine = Stumbling()
     retried = simulation(method_of(case), batching=CASES[case].batching, engine=engine, meters=(Count(),))
@@ -105,7 +105,7 @@ def test_a_round_that_fails_here_leaves_no_trace(case: str) -> None:
     assert found[1]["meter 1"] == expected[1]["meter 1"] and found[1]["meter 1"]["crossings"] > 0
 
 
-def test_an_error_that_no_retry_mends_also_puts_everything_back() -> None:
+def test_a_fatal_error_also_rolls_the_round_back() -> None:
     class Broken(Loop):
         def grad(self, *_: Any, **__: Any) -> Any:
             raise RuntimeError("broken")
@@ -117,7 +117,7 @@ def test_an_error_that_no_retry_mends_also_puts_everything_back() -> None:
     assert {name: thing.content() for name, thing in sim.restorable().items()} == before
 
 
-def test_a_round_that_devices_abandon_leaves_no_trace() -> None:
+def test_a_failed_round_leaves_no_trace_with_devices() -> None:
     """Everybody refuses the second request of the first attempt at the second round."""
     batching = CASES["sfl_v1"].batching
     clean = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, meters=(Count(),))
@@ -270,7 +270,7 @@ def test_all_methods_of_a_comparison_run_on_the_same_engine() -> None:
     assert len(names) == 1
 
 
-def test_the_rule_asks_for_the_work_of_a_batch() -> None:
+def test_auto_decides_by_the_flops_of_a_batch() -> None:
     def engine(width: int) -> str:
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)).double()
         mine = SplitFed(model=Split(net, 2), client_opt=optim.sgd(0.1), server_opt=optim.sgd(0.1))
@@ -307,7 +307,7 @@ def test_a_method_may_have_a_method_called_sizes() -> None:
     assert sim.round(sim.start()).round == 1 and Named().needs == Needs()  # type: ignore[attr-defined]
 
 
-def test_nobody_asks_a_method_by_getattr() -> None:
+def test_no_code_asks_a_method_by_getattr() -> None:
     found = []
     for file in Path(cutlayer.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -330,7 +330,7 @@ def test_a_class_without_the_decorator_is_refused() -> None:
         simulation(Bare(), engine="loop")  # type: ignore[arg-type]
 
 
-def test_what_vmap_cannot_stack_says_which_engine_to_use() -> None:
+def test_an_error_in_vmap_names_the_engine_to_use() -> None:
     broken = RuntimeError("vmap: It looks like you're calling .item() on a Tensor")
     with pytest.raises(ConfigError) as caught:
         Vmap().recover(broken, 1)

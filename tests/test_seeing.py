@@ -219,7 +219,7 @@ class TestTable:
         ]
         assert text[-1] == "… and 82 more: 82 joined"
 
-    def test_a_client_forges_nothing(self) -> None:
+    def test_a_client_name_cannot_forge_a_line_of_the_table(self) -> None:
         made = board()
         made.joined(0, FORGED, 1)
         made.lost(0, FORGED)
@@ -249,7 +249,7 @@ class TestTable:
                 assert time.monotonic() < deadline, "the table was not drawn again"
                 time.sleep(0.01)
 
-    def test_without_a_terminal_there_are_lines(self) -> None:
+    def test_without_a_terminal_events_are_printed_as_lines(self) -> None:
         console, clock = Console(file=io.StringIO(), width=40), Hands()
         with LiveTable(board(clock), console) as table:
             made = table.board
@@ -272,7 +272,7 @@ class TestTable:
 
 
 class TestMetrics:
-    def test_what_is_scraped(self) -> None:
+    def test_the_metrics_that_prometheus_scrapes(self) -> None:
         made = three(Hands())
         made.joined(2, "cem", 102)
         made.refused(2, "too large")
@@ -318,7 +318,7 @@ class TestMetrics:
         )
 
     @pytest.mark.parametrize("port", [-1, 65536])
-    def test_no_port(self, port: int) -> None:
+    def test_a_number_that_is_no_port(self, port: int) -> None:
         with pytest.raises(ConfigError) as found:
             serve_metrics(board(), port)
         assert str(found.value) == f"--metrics-port {port} is no port; give one from 1 to 65535, or 0 for a free one"
@@ -352,7 +352,7 @@ class TestLog:
         ]
         assert all(t[10] == "T" and t.endswith("+00:00") for t in times)
 
-    def test_a_client_forges_no_line(self) -> None:
+    def test_a_client_name_cannot_forge_a_line_of_the_log(self) -> None:
         stream = io.StringIO()
         with lines(stream):
             event(LOG, logging.INFO, "client joined", client=FORGED)
@@ -377,7 +377,7 @@ class TestLog:
         assert (found["z"], found["in"], found["by"]) == ("<Tensor>", ["<Tensor>", 2], {"a": "<bytes>"})
         assert (found["loss"], found["ids"], len(found["many"])) == ("nan", [0, 1], 100)
 
-    def test_a_file_is_added_to(self, tmp_path: Path) -> None:
+    def test_the_log_is_appended_to_its_file(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         for message in ("first", "second"):
             with lines(path):

@@ -341,7 +341,7 @@ def test_nothing_more_crosses_than_in_sfl_v1(options: dict[str, Any], head: int 
     assert len(stories[0]) == 2 * (4 + 5 * (4 if head is None else 7))  # a round of 5 steps
 
 
-def test_its_clients_are_those_of_sfl_v1() -> None:
+def test_clients_of_smofi_are_those_of_sfl_v1() -> None:
     functions, theirs = Program(smofi()).functions, Program(sfl_v1()).functions
     assert list(functions) == list(theirs)
     for address, function in functions.items():

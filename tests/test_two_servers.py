@@ -44,7 +44,7 @@ def test_two_servers_together_have_the_numbers_of_one(case: str) -> None:
     ("case", "shape"),
     [*((c, "two-part") for c in CASES if c not in QUICK), *((c, "u-shaped") for c in ("sfl_v1", "sfl_v2", "mergesfl"))],
 )
-def test_so_they_have_for_every_method(case: str, shape: str) -> None:
+def test_two_servers_together_have_the_numbers_of_one_for_every_method(case: str, shape: str) -> None:
     must_have_the_numbers_of_one(case, shape)
 
 
@@ -55,7 +55,7 @@ def contents(said: list[Said], kind: type) -> set[bytes]:
 
 
 @pytest.mark.parametrize("case", ["sfl_v1", "hasfl own cuts", "hosfl", "zo_sfl"])
-def test_nobody_sees_both_a_clients_layers_and_what_comes_out_of_them(case: str) -> None:
+def test_no_server_sees_both_a_clients_layers_and_its_activations(case: str) -> None:
     said = halves(case, "two-part").said
     layers, at_the_cut = contents(said["fed"], Answer), contents(said["train"], Answer) | contents(said["train"], Work)
     between = contents(said["peer"], object)

@@ -216,14 +216,14 @@ def must_be_the_same(found: State, expected: State, tol: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ORDERED])
-def test_who_never_answers_was_never_there(case: str) -> None:
+def test_a_client_that_never_answers_counts_as_absent(case: str) -> None:
     there, without = worlds(case), worlds(case)
     lost = there.round(there.start(), {0: 0})
     must_be_the_same(lost, without.round(without.start(), ids=(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("case", ORDERED)
-def test_an_order_that_was_drawn_among_all_stays_so(case: str) -> None:
+def test_losing_a_client_does_not_redraw_the_order(case: str) -> None:
     there, without = worlds(case), worlds(case)
     lost = values(there.round(there.start(), {0: 0}))[1]
     never = values(without.round(without.start(), ids=(1, 2, 3, 4)))[1]
@@ -312,7 +312,7 @@ def test_a_lost_clients_momentum_fades_from_its_last_step_on() -> None:
     assert told("smofi literal", {1: 2}, known=True).staying[1] == (0, 3)
 
 
-def test_an_epoch_ends_when_those_are_lost_who_were_still_in_it() -> None:
+def test_an_epoch_ends_when_its_last_clients_are_lost() -> None:
     """Clients 1 and 3 alone have a fourth and a fifth step in the first epoch; the second has three."""
     assert told("sfl_v1 epoch", {1: 3, 3: 3}).ends == [3, 6]
 
@@ -407,7 +407,7 @@ def fleet(case: str) -> Fleet:
 @pytest.mark.parametrize("case", ("hosfl", "hosfl ahead"))
 @pytest.mark.parametrize("obeys", (False, True))
 @pytest.mark.parametrize("number", (0, 1, 2))
-def test_who_was_lost_comes_back_to_everyones_bits(case: str, number: int, obeys: bool) -> None:
+def test_a_lost_client_returns_to_the_same_bits_as_all(case: str, number: int, obeys: bool) -> None:
     """Lost at its activations, its slopes, or what it is told last; away for a round; then back.
 
     It replays, unless its slopes came and what it was told last did not: it is counted in, so the log has been cut.

@@ -284,7 +284,7 @@ def test_every_message_and_every_command_is_among_those_mutated() -> None:
     assert {type(command) for command in lists[0] or ()} == set(get_args(AnyCommand))
 
 
-def test_what_is_not_mutated_is_not_refused() -> None:
+def test_unmutated_messages_are_not_refused() -> None:
     rng = Random(0)
     for of, sent in COMING.items():
         for original, raw in zip(sent, SENT[of], strict=True):
