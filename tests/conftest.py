@@ -47,7 +47,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))  # tests import the sc
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Torch's compiler with everything but the making of kernels; counts what it compiles."""
+    """Make torch's compiler trace but generate no kernels; yield the size of each graph that it compiles."""
     compiled: list[int] = []
     compile = torch.compile
 
@@ -62,14 +62,14 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def using(run: Run, method: str) -> Run:
-    """The run with this method; one that counts the mini-batches of a round itself is told no number of steps."""
+    """The run with this method, and without `steps` if the method counts the mini-batches of a round itself."""
     batching = replace(run.batching, steps=None) if method in OWN_LENGTH else run.batching
     choice = Choice(method, TOLD.get(method, {}))
     return replace(run, method=choice, batching=batching, freeze_norms=method in FROZEN_NORMS)
 
 
 def fit_for(method: str, net: nn.Module) -> nn.Module:
-    """The network as this method can train it."""
+    """The network, with frozen normalisation if the method needs that."""
     return models.freeze_norms(net) if method in FROZEN_NORMS else net
 
 

@@ -218,7 +218,7 @@ def is_there(namespace: str) -> bool:
 
 
 def has_ended(pid: str) -> bool:
-    """Whether a process is gone, or nothing of it is left but a status that nobody has asked for."""
+    """Whether a process has ended, or is a zombie."""
     try:
         return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

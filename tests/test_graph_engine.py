@@ -1,4 +1,4 @@
-"""Specifies that chains which are recorded and replayed give the loop engine's numbers, for every method.
+"""Specifies that recorded and replayed chains give the loop engine's numbers for every method.
 
 Without a GPU a recording is the chain itself, run again on the same rows of memory: what is read from where, what is
 kept and who takes turns is then just as on a GPU.
@@ -91,7 +91,7 @@ def test_a_part_has_one_row_in_each_lane(case: str, num: int) -> None:
 
 
 class Short(Again):
-    """Has memory for the recordings of so many lanes."""
+    """A recorder that runs out of memory after the recordings of two lanes."""
 
     lanes = 2
 
@@ -155,7 +155,7 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
 
 
 class Compiling(Again):
-    """Compiles what it is told to, as on a GPU, but to the operations themselves."""
+    """Compiles chains as on a GPU does, but to plain operations."""
 
     def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         def run() -> None:
@@ -241,7 +241,7 @@ def test_passes_side_by_side_are_recorded_when_others_are_compiled(
 
 
 class Noting(Again):
-    """Notes of each recording whether it is to be compiled."""
+    """Records whether each recording is to be compiled."""
 
     def __init__(self) -> None:
         super().__init__(CPU)

@@ -1,4 +1,4 @@
-"""Specifies that a chain writes a result straight over the value that it replaces, where nobody sees the difference."""
+"""Specifies when a chain writes a result over the value that it replaces: if nothing reads the old value any more."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from cutlayer.engines.graph.queue import Made, Operation, Read, Same
 
 
 class Adder:
-    """Adds to a value; it can do so in memory that it is given."""
+    """Adds to a value, if possible into given memory."""
 
     def add(self, value: Tensor, more: Tensor) -> Tensor:
         return value + more

@@ -114,7 +114,7 @@ WRITES = 3  # in a round: metrics, timing, checkpoint
 
 
 def check_checkpoints(folder: Path) -> None:
-    """Whatever is there under the name of a checkpoint is a whole one."""
+    """Check that every file with the name of a checkpoint can be loaded."""
     store = Folder(folder).store
     for number in store.rounds():
         assert store.load(number)[0]["state"].round == number
@@ -165,7 +165,7 @@ def test_with_every_method_a_killed_server_goes_on_as_if_it_had_not_been(
 
 
 def client_moments(method: str) -> int:
-    """How often something happens at one client in a round of RUN."""
+    """The number of events at one client in a round of RUN."""
     return (MOMENTS[method] // RUN.rounds - WRITES) // len(NAMES)
 
 
@@ -255,14 +255,14 @@ def five(address: str, keys: Path, state: Path, numbers: Sequence[int]) -> Devic
 
 
 def never_gone() -> Played:
-    """The same rounds with clients that are always there, one of which is not asked in some."""
+    """The same rounds with clients that never leave; one of them is not sampled in some rounds."""
     there = deployment(method_of("hosfl"), images(), clients_of(), batching=CASES["hosfl"].batching, seed=SEED)
     there.backend.gather = lambda number: (0, 1, 3, 4) if number in AWAY else (0, 1, 2, 3, 4)
     return rounds_of(there, HOSFL_ROUNDS), there.ledger
 
 
 def rounds_of(there: Rounds, number: int) -> Any:
-    """What the rounds lead to."""
+    """Run the rounds and return their result."""
     state = there.start()
     for _ in range(number):
         state = there.round(state)
@@ -304,7 +304,7 @@ def with_eve_away(forgets: bool, pool: Pool, keys: Path, state: Path) -> Played:
 
 
 def kept_version(state: Path) -> int:
-    """Of eve's part, in her folder."""
+    """The version of eve's part in her state folder."""
     store = ClientStore(EVE, state / "client-3")
     store.load()
     return max((entry.version for entry in store.entries.values()), default=-1)

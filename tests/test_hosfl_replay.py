@@ -1,4 +1,4 @@
-"""Specifies how HO-SFL's clients come back: a replayed log, or one download, and the very bits of those who stayed."""
+"""Specifies how HO-SFL's clients catch up: by replaying the log or by one download, to the same bits as the others."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ TURNS = ((0, 1, 2), (0,), (0, 2), (0,), (0,), (0,), (0, 1, 2), (0, 3), (0, 1, 2,
 def test_an_absent_client_replays_to_the_bits_of_those_who_stayed(
     name: str, engine: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of the fed server, which follows every round; also those that come late."""
+    """The bits are also those of the fed server, which follows every round, and of clients that join late."""
     take_turns(monkeypatch, *TURNS)
     sim = world(hosfl(smooth(dtype), OPTIMISERS[name]), engine=engine)
     start = state = sim.start()
@@ -162,7 +162,7 @@ def test_a_replay_is_the_update_round_by_round(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_log_reaches_back_to_the_client_that_is_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that were ever here: a client that never came does not hold it."""
+    """A client that never took part does not count."""
     take_turns(monkeypatch, *TURNS)
     sim = world(hosfl())
     found = states(sim, len(TURNS))
@@ -243,7 +243,7 @@ def test_a_client_that_lost_its_part_downloads_it(engine: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_is_ahead_of_a_restored_server_downloads(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it kept of rounds that are no more is not built upon."""
+    """What the client kept of the lost rounds is not used."""
     take_turns(monkeypatch, *[(0, 1, 2)] * 6)
     sim = world(hosfl(smooth(torch.float32), OPTIMISERS["adamw"]), engine=engine)
     found = states(sim, 6)
@@ -288,7 +288,7 @@ def broken(*clients: int) -> Arrays:
 def test_a_client_whose_slopes_are_not_finite_is_left_out(
     agg: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if it had not been there; but it moves with the others."""
+    """The mean is without it, but it receives the update like the others."""
     method = hosfl(opt=OPTIMISERS["adamw"], agg=agg)
     take_turns(monkeypatch, *[(0, 1, 2)] * 3)
     sim = world(method, data=broken(1), engine=engine)

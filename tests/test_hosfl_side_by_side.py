@@ -230,7 +230,7 @@ def test_a_model_that_draws_is_refused() -> None:
 
 
 class Noisy(nn.Module):
-    """Draws without saying so."""
+    """Draws random numbers without declaring it."""
 
     def forward(self, x: Tensor) -> Tensor:
         noise: Tensor = getattr(torch, "rand" + "_like")(x)

@@ -271,7 +271,7 @@ METHODS = {"mine": mine}
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    """The registries as they were."""
+    """Restore the registries after the test."""
     before = dict(methods.METHODS), dict(models.MODELS)
     yield
     for table, entries in zip((methods.METHODS, models.MODELS), before, strict=True):

@@ -108,7 +108,7 @@ ALONE = """
 
 
 def alone(folder: Path, **environment: str) -> dict[str, Any]:
-    """What a script of its own says after a run on ray and one on loop."""
+    """The output of a separate script that runs on ray and on loop."""
     script = folder / "alone.py"
     script.write_text(textwrap.dedent(ALONE), encoding="utf-8")
     there = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | environment

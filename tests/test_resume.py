@@ -96,7 +96,7 @@ def test_the_state_between_rounds_is_what_a_checkpoint_gives_back(
 
 @pytest.fixture
 def timings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """An automatic choice that falls on vmap the first time and on loop ever after."""
+    """Make auto choose vmap the first time and loop afterwards."""
     made: list[str] = []
 
     def rule(*_: Any) -> tuple[str, str]:

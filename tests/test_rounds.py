@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 class Count:
-    """A meter that can be put back, and reports."""
+    """A meter that can be restored, and that reports to the metrics."""
 
     def __init__(self) -> None:
         self.steps = self.crossings = 0
@@ -237,7 +237,7 @@ def test_servers_of_devices_give_loops_numbers_on_every_engine(case: str, engine
     devices = {j: device(there.method, images(), clients_of(), CASES[case].batching, j) for j in sessions.present()}
 
     def all_back(_: int) -> tuple[int, ...]:
-        """A server that retries may ask everybody to join again."""
+        """Let lost devices rejoin, as a server that retries expects."""
         for j in devices.keys() - sessions.present().keys():
             join(sessions, devices[j])
         return tuple(sessions.present())

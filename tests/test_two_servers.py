@@ -1,4 +1,4 @@
-"""Specifies two servers with two owners: the numbers of one process, and nobody who holds both halves of anything."""
+"""Specifies two servers with two owners: they give the numbers of one process, and neither holds both halves."""
 
 from functools import cache
 from typing import Any
@@ -49,7 +49,7 @@ def test_two_servers_together_have_the_numbers_of_one_for_every_method(case: str
 
 
 def contents(said: list[Said], kind: type) -> set[bytes]:
-    """What tensors said, of those that are long enough to be told from others."""
+    """The bytes of the tensors in these messages, of those large enough to be unique."""
     tensors = [a for s in said if isinstance(s.message, kind) for a in s.tensors if a.numel() > 3 and a.any()]
     return {a.contiguous().numpy().tobytes() for a in tensors}
 

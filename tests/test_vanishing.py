@@ -1,4 +1,4 @@
-"""Specifies what becomes of a round when clients vanish in the middle of it: they have finished early."""
+"""Specifies a round in which clients disconnect: a lost client counts as one that finished early."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ NOBODY: Losses = {}
 
 
 class Deserted(Exception):
-    """Nobody is left."""
+    """All clients are lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ ORDERED = ("sl", "sfl_v2 client")  # the order of the clients is drawn among all
 
 
 def must_be_the_same(found: State, expected: State, tol: float = 0.0) -> None:
-    """Everything but a plan, which tells for whom it was made."""
+    """Compare everything except the plan, which names its clients."""
     if isinstance(found.memory, HasflMemory):
         found, expected = (s._replace(memory=s.memory._replace(plan=None)) for s in (found, expected))
     agree(values(found), values(expected), tol)
@@ -244,7 +244,7 @@ BOTH_HALVES = ("fedavg", "fednag", "sfl_v1", "smofi without alignment", "zo_sfl"
 
 @pytest.mark.parametrize("case", BOTH_HALVES)
 def test_both_halves_are_means_over_the_clients_whose_layers_arrived(case: str) -> None:
-    """Where clients meet only at the end, one that is lost there leaves nothing behind, at either server."""
+    """If clients meet only at the end of a round, one that is lost there contributes to neither server."""
     there, last = worlds(case), len(whole(case, "two-part")[2]) - 1
     lost = there.round(there.start(), {1: last})
     without = worlds(case).round(there.start(), ids=(0, 2, 3, 4))
@@ -273,7 +273,7 @@ def test_a_client_that_is_known_to_be_lost_has_finished_early(case: str) -> None
 
 
 class Telling:
-    """A fusion that remembers the steps' own account of themselves."""
+    """A fusion that records the arguments of each step."""
 
     def __init__(self, fuse: Fuse) -> None:
         self.fuse, self.barrier = fuse, fuse.barrier
@@ -374,7 +374,7 @@ class Fleet:
     device: ClientDevice
 
     def lose(self, number: int, obeys: bool) -> None:
-        """From now on, client 0 is gone at its request of this number."""
+        """Lose client 0 at its request of this number, before it obeys the request or after."""
         sessions, session = self.there.backend.sessions, self.there.backend.sessions.get(0)
         assert session is not None
         send, count = session.send, itertools.count()

@@ -81,7 +81,7 @@ class Apart:
 
 
 class Halves(NamedTuple):
-    """What is left at each of the two servers, and all that went to and from it."""
+    """The state of each of the two servers, and all messages to and from it."""
 
     train: State
     fed: State
