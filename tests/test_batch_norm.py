@@ -106,7 +106,7 @@ def traced(fn: Callable[..., Any], *given: Tensor) -> GraphModule:
 
 
 def norms(module: GraphModule) -> tuple[list[tuple[bool, bool]], int]:
-    """For each of our own whether it adds and whether it ends in a ReLU; and how many of torch's are left."""
+    """For each fused normalisation whether it adds and whether it ends in a ReLU; and how many of torch's are left."""
     own = [(node.args[1] is not None, node.args[-1]) for node in module.graph.nodes if node.target is OWN]
     return own, sum(node.target is replacing.NORM for node in module.graph.nodes)
 
@@ -126,7 +126,7 @@ def called(net: nn.Module) -> tuple[Callable[..., Any], list[Tensor]]:
 
 
 def compared(net: nn.Module, x: Tensor, tolerance: float) -> GraphModule:
-    """Asserts that the function does the same with our operation, and gives it."""
+    """Assert that the function gives the same with the fused operation, and return the fused one."""
     run, values = called(net.to(memory_format=torch.channels_last))
     module = traced(run, x, *values)
     module.graph.lint()

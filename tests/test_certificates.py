@@ -1,4 +1,4 @@
-"""Who is who on the network: what credentials say of themselves, and who gets through a handshake."""
+"""Specifies identities on the network: what credentials contain, and who passes the handshake."""
 
 import logging
 import re

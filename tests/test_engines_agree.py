@@ -176,7 +176,7 @@ PAIRS = [(case, opt, shape, dtype) for case in CASES for opt, shape, dtype in ru
 
 
 def when_slow(case: str, opt: str, shape: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
-    """Every case is met in double precision at once, and most of those that are no mere pieces with two optimisers."""
+    """Run every case in double precision in the fast suite, those that are not in PIECES with two optimisers."""
     soon = dtype == torch.float64 and (
         case in PIECES or (opt, shape) in {("momentum", "u-shaped"), ("adam", "two-part")}
     )
@@ -212,7 +212,7 @@ def test_vmap_gives_the_loop_engines_numbers_where_one_side_is_empty(case: str, 
 
 
 def test_auto_gives_the_loop_engines_numbers() -> None:
-    """What it chooses does not depend on the method, so one of them is enough."""
+    """The choice does not depend on the method, so one method is enough."""
     found = outcome("sfl_v1", "momentum", "two-part", torch.float64, engine="auto")
     must_agree(found, on_loop("sfl_v1", "momentum", "two-part", torch.float64), 1e-12)
 

@@ -91,7 +91,7 @@ def deepest(state: State) -> int:
 
 
 class Estimated(NamedTuple):
-    """Of one client, or the clients' means."""
+    """The estimates of one client, or their means over the clients."""
 
     beta: Tensor
     noise: Tensor
@@ -305,7 +305,7 @@ def spoilt(*clients: int) -> Arrays:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_is_not_finite_is_left_out_of_the_estimates(engine: str) -> None:
-    """They are those of the other two, as if it held no samples."""
+    """The estimates are those of the other two clients, as if this one held no samples."""
     method = hasfl(target=FAR)
     sick = sim_of(method, engine=engine)
     sick.job.data = spoilt(1)
@@ -382,7 +382,7 @@ EQUAL = Devices(
 
 
 def seconds(batch: int, cut: int) -> Latency:
-    """Of everybody with such a batch and cut; the values have 64 bits."""
+    """The seconds of a step of all clients with this batch and cut, at 64 bits per value."""
     table = costs()
     twice = {name: 2 * getattr(table, name) for name in ("up", "down", "model")}
     none = np.zeros(NUM_UNITS)

@@ -1,4 +1,4 @@
-"""The queue of runs that the papers' tables need: what it holds, what is found in it, and how its runs travel."""
+"""Specifies the queue of runs for the papers' tables: what is trained next, what is recorded, how runs are packed."""
 
 import json
 import shutil
@@ -22,19 +22,19 @@ ONE = TWO.replace(', "digits/sl"', "")
 
 
 def next_of(root: Path, queue: str, *words: str, runs: str = "runs") -> int:
-    """Train what a queue of this text has next, with nothing recorded before."""
+    """Run `headline.py --next` on a queue with this text; return its exit code."""
     (root / "queue.toml").write_text(queue)
     files = ["--queue", str(root / "queue.toml"), "--results", str(root / "results"), "--runs", str(root / runs)]
     return int(headline.main([*files, "--next", *words]))
 
 
 def record(root: Path) -> int:
-    """Record what was packed."""
+    """Run `headline.py --record` on the packed runs; return its exit code."""
     return int(headline.main(["--record", str(root / "out"), "--results", str(root / "results")]))
 
 
 def in_time_for(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """Let the time be up so that a run has as many more rounds."""
+    """Let the time limit pass so that a run gets this number of further rounds."""
     told = headline.Watch.round
 
     def watched(self: object, training: object, record: dict[str, int]) -> None:

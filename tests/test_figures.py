@@ -24,7 +24,7 @@ from cutlayer.studies.cuts_figure import draw_cuts
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures as they are drawn, instead of files."""
+    """Collect the figures instead of writing files."""
     seen: list[Figure] = []
 
     @contextmanager

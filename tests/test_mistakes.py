@@ -1,4 +1,4 @@
-"""Specifies how mistakes that show only when a model meets its data are told of: early, in words, with no harm done."""
+"""Specifies errors that show only when a model meets its data: they come early, are explained, and change nothing."""
 
 import functools
 import logging

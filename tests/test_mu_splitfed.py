@@ -48,7 +48,7 @@ def method(split: Split | None = None, **options: Any) -> UnbalancedZeroth:
 
 
 def halves(sim: Simulation) -> tuple[Model, Model]:
-    """After a round."""
+    """Return both halves after a round."""
     state = run(sim, 1)
     return state.client.tree, state.server.tree
 

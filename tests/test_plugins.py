@@ -71,7 +71,7 @@ SAME = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The tables as they were; installed packages are looked for anew."""
+    """Restore the tables after the test; installed packages are searched again."""
     tables = registry.TABLES.values()
     before = [(dict(table.data), dict(table.origins)) for table in tables]
     registry._groups[:] = ["cutlayer.plugins"]

@@ -1,4 +1,4 @@
-"""Specifies what a run leaves in its folder, that the same run leaves the same, and that the recipes work."""
+"""Specifies what a run leaves in its folder, that the same run leaves the same bytes, and that the recipes work."""
 
 import json
 import logging

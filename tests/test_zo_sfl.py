@@ -65,7 +65,7 @@ def method(split: Split | None = None, lr: float = 0.1, **options: Any) -> Zerot
 
 
 def halves(sim: Simulation) -> tuple[Model, Model]:
-    """After a round."""
+    """Return both halves after a round."""
     state = run(sim, 1)
     return state.client.tree, state.server.tree
 
