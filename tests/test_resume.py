@@ -36,8 +36,7 @@ def folder(tmp_path: Path) -> Folder:
 # -- stopped between rounds ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-@pytest.mark.parametrize("method", GENERAL)
+@pytest.mark.parametrize(("method", "engine"), [*((method, "vmap") for method in GENERAL), ("sfl_v1", "loop")])
 def test_every_method_goes_on_as_if_it_had_not_stopped(
     method: str, engine: str, folder: Folder, tmp_path: Path
 ) -> None:
