@@ -34,12 +34,14 @@ format: $(READY)
 # The recorded tables, and how long a script takes, are in bench/README.md.
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/speed.py
+	$(BIN)/python bench/import_time.py
 	$(BIN)/python bench/engine_rule.py
 	$(BIN)/python bench/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/fusion.py
 	$(BIN)/python bench/plan.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/client_memory.py
 	OMP_NUM_THREADS=1 $(BIN)/python bench/wire.py
+	$(BIN)/python bench/refusals.py
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python bench/devices.py
 	$(BIN)/python bench/many_clients.py
 	$(BIN)/python bench/server_engine.py

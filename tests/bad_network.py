@@ -32,7 +32,7 @@ T = TypeVar("T")
 SERVER_IP, CLIENT_IP = "10.77.0.1", "10.77.0.2"  # never seen outside the two namespaces, so always the same
 MTU = 1500
 AT_ONCE = 64  # packets read from one side before the other has its turn
-STOPS_WITHIN = 20.0  # seconds for the link to take everything away
+STOPS_WITHIN = 60.0  # seconds for the link to take everything away
 HOLDS = "holds"  # what the link answers to a change
 REFUSED = "cannot make a bad network here"
 _CLONE_NEWNET = 0x40000000  # these four are the kernel's
@@ -71,7 +71,7 @@ class OneWay:
         self._free_at = 0.0  # when the last packet has been put on the line
 
     def change(self, link: Link) -> None:
-        """Go on as this link; a cut also loses what is under way."""
+        """Change the link; a cut also drops the packets under way."""
         self.link = link
         if link.cut:
             self._waiting.clear()
@@ -91,7 +91,7 @@ class OneWay:
         self._waiting.append((arrives, packet))
 
     def arrived(self, now: float) -> Iterator[bytes]:
-        """Take off the packets whose time has come."""
+        """Remove and yield the packets that have arrived by now."""
         while self._waiting and self._waiting[0][0] <= now:
             yield self._waiting.popleft()[1]
 
@@ -185,7 +185,7 @@ def namespaces(pid: int) -> tuple[str, str]:
 
 
 def inside(namespace: str, make: Callable[[], T]) -> T:
-    """What is made in a namespace; a thread goes there, for the calling one to stay where it is."""
+    """Call `make` inside a namespace, in a thread, so that the calling thread stays in its own."""
 
     def go_and_make() -> T:
         with Path("/run/netns", namespace).open() as place:
@@ -224,7 +224,7 @@ def set_up_end(namespace: str, own: str, other: str, congestion: str) -> None:
 
 
 def remove(namespace: str) -> None:
-    """End what still runs in a namespace and take it away; where it was never made, there is nothing to do."""
+    """Kill what still runs in a namespace and delete it; do nothing if there is none."""
     if not Path("/run/netns", namespace).exists():
         return
     for pid in ip("netns", "pids", namespace).split():
@@ -264,7 +264,7 @@ def read_some(source: int, way: OneWay) -> None:
 
 
 def main(seed: int, congestion: str) -> None:
-    """Make the two namespaces, be the link between them and take them away."""
+    """Make the two namespaces, carry packets between them, and delete them."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     server, client = namespaces(os.getpid())
     with ExitStack() as at_the_end:

@@ -1,7 +1,9 @@
 """Small worlds that the tests of the core share: ragged clients, tiny images and models, and rounds by hand."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc  # noqa: F401 (before cutlayer.remote, which silences it: tests read there why a handshake failed)
@@ -40,11 +42,12 @@ FROZEN_NORMS = ("hosfl", "zo_sfl", "mu_splitfed", "splitlora")  # who need them,
 TWO_PART_ONLY = ("hosfl", "zo_sfl", "mu_splitfed", "fsl_sage")  # who need the loss at the server
 
 torch.set_num_threads(1)
+sys.path.append(str(Path(__file__).parents[1] / "bench"))  # tests import the scripts there
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Torch's compiler with everything but the making of kernels; counts what it compiles."""
+    """Make torch's compiler trace but generate no kernels; yield the size of each graph that it compiles."""
     compiled: list[int] = []
     compile = torch.compile
 
@@ -59,14 +62,14 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def using(run: Run, method: str) -> Run:
-    """The run with this method; one that counts the mini-batches of a round itself is told no number of steps."""
+    """The run with this method, and without `steps` if the method counts the mini-batches of a round itself."""
     batching = replace(run.batching, steps=None) if method in OWN_LENGTH else run.batching
     choice = Choice(method, TOLD.get(method, {}))
     return replace(run, method=choice, batching=batching, freeze_norms=method in FROZEN_NORMS)
 
 
 def fit_for(method: str, net: nn.Module) -> nn.Module:
-    """The network as this method can train it."""
+    """The network, with frozen normalisation if the method needs that."""
     return models.freeze_norms(net) if method in FROZEN_NORMS else net
 
 

@@ -1,8 +1,9 @@
 """Real devices for tests: warm processes that join servers, or serve, and that may be killed or frozen.
 
 A process takes seconds to start, so each pytest worker has a few that many tests share; one that was killed is replaced
-before it is needed. Whoever is asked to die at a moment does so by SIGKILL, as a power cut would end it, when it has
-sent, received or written so many things. A test that fails tells what its processes have said and where they are.
+before it is needed. A process that a test tells to die kills itself with SIGKILL, as a power cut would, after it has
+sent, received or written a given number of things. If a test fails, its error shows what its processes said, and each
+of them prints its stacks.
 """
 
 import errno
@@ -70,7 +71,7 @@ class Served:
 
 
 class Moments:
-    """Counts what happens in this process, and ends it when so much has happened."""
+    """Counts the events of this process, and kills it at a given count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,13 +84,13 @@ class Moments:
         os.kill(os.getpid(), self._by)
 
     def is_last(self) -> bool:
-        """One more thing happens; whether it is the last."""
+        """Count one more event; return whether it is the last."""
         with self._lock:
             self.count += 1
             return self.count == self._last
 
     def watch(self, owner: Any, name: str) -> None:
-        """Something happens whenever this function is called."""
+        """Count an event whenever this function is called."""
         old = getattr(owner, name)
 
         def counted(*args: Any, **options: Any) -> Any:
@@ -116,7 +117,7 @@ SERVER, CLIENT = Moments(), Moments()
 
 
 def work(orders: Connection) -> None:
-    """Do what comes through the pipe, each in threads of its own, until it closes."""
+    """Run the orders that come through the pipe, each in its own threads, until the pipe closes."""
     torch.set_num_threads(1)
     faulthandler.register(WHERE_ARE_YOU)
     logging.getLogger("cutlayer").setLevel(logging.CRITICAL)
@@ -224,7 +225,7 @@ class Process:
         self._orders.send(order)
 
     def hear(self, word: str, seconds: float = PATIENCE) -> Any:
-        """The next thing of this name that the process says."""
+        """Wait for the next message of this name from the process, and return its content."""
         end = time.monotonic() + seconds
         while True:
             for said in self._said:
@@ -242,7 +243,7 @@ class Process:
         self._owed -= self._said[-1][0] in LAST_WORDS
 
     def story(self) -> str:
-        """What nobody has asked it about yet, for one who wonders why a test failed."""
+        """Describe the unread messages and the stacks of the process, for the report of a failed test."""
         with suppress(EOFError, ConnectionError):  # it is dead
             while self._orders.poll():
                 self._listen()
@@ -274,7 +275,7 @@ class Process:
 
     @property
     def useful(self) -> bool:
-        """Whether another test may have it."""
+        """Whether another test may use this process."""
         return self._process.is_alive() and not self._owed
 
 
@@ -326,7 +327,7 @@ def shared() -> Pool:
 
 @cache
 def _ports() -> Iterator[int]:
-    """Those of this pytest worker, below the ones that Linux gives to whoever asks for any.
+    """Return the ports of this pytest worker, below the range from which Linux assigns free ports.
 
     One of these could go to another process while a killed server is started again.
     """
@@ -336,7 +337,7 @@ def _ports() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Of this machine, and of no other test as long as this one goes on."""
+    """Return a port that no other process of this machine and no other running test uses."""
     return next(port for port in _ports() if _is_free(port))
 
 
@@ -352,7 +353,7 @@ def _is_free(port: int) -> bool:
 
 
 def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait until this holds."""
+    """Wait until the condition holds; fail after that many seconds."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"it did not come to that within {seconds:g} seconds"

@@ -20,7 +20,7 @@ Samples = list[np.ndarray]  # of every client
 
 
 class Told(NamedTuple):
-    """What one batch tells."""
+    """Loss, gradients and new buffers of one batch."""
 
     gradient: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -46,7 +46,7 @@ class World(NamedTuple):
             yield [walk.samples(j, step) for j in self.everyone]
 
     def told(self, net: nn.Module, samples: np.ndarray) -> Told:
-        """The module stays as it is."""
+        """Compute one batch without changing the module."""
         net, batch = copy.deepcopy(net).train(), self.data.take(samples)
         loss = self.loss(net(batch.x), batch.y)
         loss.backward()
@@ -70,7 +70,7 @@ class World(NamedTuple):
                     put(net, {n: value for n, value in mine.items() if n in own})
 
     def rounds(self, net: nn.Module, deepest: Sequence[int], interval: int, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """So many rounds, each with its deepest cut; what differs is averaged when a round ends."""
+        """Train rounds, each with its deepest cut; layers that differ are averaged at the end of a round."""
         now = net.state_dict()
         for number, cut in enumerate(deepest):
             nets = copies(net, now, len(self.partition))
@@ -89,7 +89,7 @@ class World(NamedTuple):
 
 
 def mean(some: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
-    """The largest of integers, as counters of batches are."""
+    """Return the mean, or the largest of integers such as batch counters."""
     stack = torch.stack(list(some))
     return stack.mean(0) if stack.is_floating_point() else stack.amax(0)
 

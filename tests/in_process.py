@@ -1,4 +1,4 @@
-"""Clients behind the wire's own bytes, but in this process: what the tests of remote rounds share."""
+"""Clients in this process whose messages are encoded and decoded as on the wire; shared by tests of remote rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def device(
 
 
 def join(sessions: Sessions, device: ClientDevice, packing: Packing = "raw") -> ClientSession:
-    """A session whose answers are there at once, as bytes of the wire bring them."""
+    """Open a session that answers at once; answers are encoded and decoded as on the wire."""
     session = Session(device, sessions.new_session())
 
     def send(work: Work, tensors: Sequence[Tensor]) -> int:
@@ -81,7 +81,7 @@ def deployment(
     server_device: str = "cpu",
     **options: Any,
 ) -> Rounds:
-    """A deployment whose clients are all there."""
+    """A deployment whose clients have all joined."""
     sessions = Sessions()
     for client in range(len(partition)):
         join(sessions, device(method, data, partition, batching, client), packing)

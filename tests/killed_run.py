@@ -22,13 +22,13 @@ def die() -> None:
 
 
 def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
-    """Put new(old, *args) in the place of a function."""
+    """Replace a function by new(old, *args)."""
     old = getattr(owner, name)
     setattr(owner, name, lambda *args, **options: new(old, *args, **options))
 
 
 def half_of(path: Path, data: bytes) -> None:
-    """A write that the power cut stops half-way."""
+    """Write half of the data, then die."""
     with path.open("ab") as file:
         file.write(data[: len(data) // 2])
         file.flush()

@@ -25,11 +25,11 @@ class Weight(nn.Sequential):
 
 
 def alike(x: Sequence[float], y: Sequence[float], sizes: Sequence[int]) -> Arrays:
-    """So many samples of each client, one like the other."""
+    """Data in which all samples of a client are equal."""
     xs, ys = (torch.tensor(np.repeat(values, sizes), dtype=torch.float64) for values in (x, y))
     return Arrays(x=xs[:, None], y=ys)
 
 
 def weight(values: Any) -> float:
-    """Of a model or a part."""
+    """Return the weight of a model or a part."""
     return float(values.params["1.weight"])

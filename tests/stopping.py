@@ -1,4 +1,4 @@
-"""Runs that are stopped, and all that a run leaves, for the tests that compare the two."""
+"""Helpers for tests of resuming: stop a run, run it without a stop, and collect everything that a run leaves."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ SMALL = Run(
 
 
 class Stopped(Exception):
-    """Whatever ends a process."""
+    """Stands for anything that ends a process."""
 
 
 def stop_after(number: int) -> Callable[[Training, Record], None]:
@@ -55,7 +55,7 @@ def unbroken(run: Run, path: Path) -> Folder:
 
 
 def outcome(folder: Folder) -> dict[str, Any]:
-    """All that a run leaves, but for wall seconds."""
+    """Return everything that a run leaves, except wall times."""
     files = (folder.config, folder.environment, folder.metrics, folder.ledger, folder.model)
     left: dict[str, Any] = {file.name: file.read_bytes() for file in files}
     left["rounds timed"] = [line["round"] for line in folder.times()]

@@ -21,16 +21,17 @@ from scipy.stats import binom
 
 NUM_PACKETS = 500
 GRPC_BYTES = 200_000
+PATIENCE = 60.0  # seconds after which a test that waits for something fails
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        assert time.monotonic() < deadline, f"not so after {PATIENCE} s"
         time.sleep(0.01)
 
 
-# One direction, by a clock of our own
+# One direction, with a clock that the test sets
 
 
 def arrivals(way: OneWay, times: list[float]) -> list[tuple[float, bytes]]:
@@ -54,6 +55,15 @@ def test_packets_wait_for_their_turn_and_a_full_queue_drops() -> None:
         (0.002, b"b"),
         (0.003, b"c"),
     ]
+
+
+def test_the_rate_limits_the_throughput() -> None:
+    way = OneWay(Link(rate_mbit=10, queue_ms=10_000), random.Random(0))
+    for _ in range(2500):
+        way.put(bytes(1000), 0.0)  # 2.5 MB in all, which take 2 s at 10 Mbit/s
+    assert len(arrivals(way, [1.0004])) == 1250
+    assert len(arrivals(way, [1.9996])) == 1249
+    assert way.next_arrival() == pytest.approx(2.0)
 
 
 def test_a_shorter_delay_overtakes_nothing() -> None:
@@ -83,7 +93,7 @@ def test_a_cut_loses_what_is_under_way() -> None:
         ({"queue_ms": 0}, "queue_ms is 0; it must be positive"),
     ],
 )
-def test_a_link_that_cannot_be(wrong: dict[str, float], message: str) -> None:
+def test_impossible_links_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError) as error:
         Link(**wrong)  # type: ignore[arg-type]
     assert str(error.value) == message
@@ -98,12 +108,12 @@ def connected(net: BadNetwork) -> Iterator[tuple[socket.socket, socket.socket]]:
     with net.server_socket() as listening, net.client_socket() as client:
         listening.bind((net.server_ip, 0))
         listening.listen()
-        client.settimeout(30)
+        client.settimeout(PATIENCE)
         client.connect(listening.getsockname())
         server, (address, _) = listening.accept()
         with server:
             assert address == net.client_ip
-            server.settimeout(30)
+            server.settimeout(PATIENCE)
             yield client, server
 
 
@@ -112,14 +122,24 @@ def received(end: socket.socket) -> bytes:
     return b"".join(iter(lambda: end.recv(1 << 16), b""))
 
 
-def transfer(net: BadNetwork, data: bytes) -> tuple[bytes, float]:
-    """What arrives at the server when the client sends this, and how long it takes."""
+def transfer(net: BadNetwork, data: bytes) -> bytes:
+    """What arrives at the server when the client sends this."""
     with connected(net) as (client, server), ThreadPoolExecutor() as other:
-        start = time.monotonic()
         arrived: Future[bytes] = other.submit(received, server)
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
-        return arrived.result(), time.monotonic() - start
+        return arrived.result()
+
+
+@contextmanager
+def udp(net: BadNetwork) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A UDP socket of the client, connected to one of the server."""
+    with net.client_socket(socket.SOCK_DGRAM) as client, net.server_socket(socket.SOCK_DGRAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # room for all packets of a test
+        server.bind((net.server_ip, 0))
+        server.settimeout(PATIENCE)
+        client.connect(server.getsockname())
+        yield client, server
 
 
 def survivors(seed: int) -> list[int]:
@@ -131,14 +151,10 @@ def survivors(seed: int) -> list[int]:
     with (
         # So slow that the receiver keeps up, and no packet is dropped for want of room.
         bad_network(loss=0.1, rate_mbit=1, queue_ms=60_000, seed=seed) as net,
-        net.server_socket(socket.SOCK_DGRAM) as server,
-        net.client_socket(socket.SOCK_DGRAM) as client,
+        udp(net) as (client, server),
         ThreadPoolExecutor() as other,
     ):
-        server.bind((net.server_ip, 0))
-        server.settimeout(30)
         arrived = other.submit(take, server)
-        client.connect(server.getsockname())
         for number in range(NUM_PACKETS):
             client.send(b"%d" % number)
         while not arrived.done():  # any of these may be lost too
@@ -147,19 +163,14 @@ def survivors(seed: int) -> list[int]:
         return arrived.result()
 
 
-def test_a_round_trip_takes_the_delay() -> None:
-    def connect(net: BadNetwork) -> float:
-        start = time.monotonic()
-        with connected(net):
-            return time.monotonic() - start
-
-    with bad_network(delay_ms=100) as net:
-        slow = [connect(net) for _ in range(3)]
-        net.set(delay_ms=0)
-        fast = [connect(net) for _ in range(3)]
-    assert min(slow) >= 0.1
-    assert min(slow) < 0.2
-    assert min(fast) < 0.05
+def test_a_delay_holds_packets_back() -> None:
+    with bad_network(delay_ms=3_600_000) as slow, bad_network() as fast, udp(slow) as held, udp(fast) as free:
+        held[0].send(b"first")
+        free[0].send(b"second")
+        assert free[1].recv(100) == b"second"
+        held[1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # sent first, but half an hour away
+            held[1].recv(100)
 
 
 def test_losses_are_as_many_as_chance_allows_and_belong_to_the_seed() -> None:
@@ -171,21 +182,10 @@ def test_losses_are_as_many_as_chance_allows_and_belong_to_the_seed() -> None:
 
 
 @pytest.mark.slow
-def test_throughput_is_about_the_rate() -> None:
-    data = bytes(2_500_000)
-    with bad_network(rate_mbit=10) as net:
-        arrived, seconds = transfer(net, data)
-    assert len(arrived) == len(data)
-    assert 0.5 < 8 * len(data) / seconds / 10e6 < 1.1
-
-
-@pytest.mark.slow
 def test_a_transfer_through_losses_arrives_whole() -> None:
     data = random.Random(0).randbytes(1_000_000)
     with bad_network(loss=0.02, delay_ms=100, rate_mbit=10) as net:
-        arrived, seconds = transfer(net, data)
-    assert arrived == data
-    assert seconds > 8 * len(data) / 10e6
+        assert transfer(net, data) == data
 
 
 def test_a_connection_outlives_a_cut() -> None:
@@ -198,7 +198,7 @@ def test_a_connection_outlives_a_cut() -> None:
         with pytest.raises(TimeoutError):
             server.recv(100)
         net.set(cut=False)
-        server.settimeout(30)
+        server.settimeout(PATIENCE)
         assert server.recv(100) == b"during"
 
 
@@ -206,7 +206,7 @@ def test_two_networks_do_not_meet() -> None:
     with bad_network() as one, bad_network() as other:
         with connected(one), connected(other):
             one.set(cut=True)
-            assert transfer(other, b"through")[0] == b"through"
+            assert transfer(other, b"through") == b"through"
         assert {one.server, one.client}.isdisjoint({other.server, other.client})
 
 
@@ -218,7 +218,7 @@ def is_there(namespace: str) -> bool:
 
 
 def has_ended(pid: str) -> bool:
-    """Whether a process is gone, or nothing of it is left but a status that nobody has asked for."""
+    """Whether a process has ended, or is a zombie."""
     try:
         return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -295,7 +295,7 @@ def ask(address: str) -> None:
 
     message = random.Random(0).randbytes(GRPC_BYTES)
     with grpc.insecure_channel(address) as channel:
-        (answer,) = channel.stream_stream("/bad/Reverse")(iter([message]), timeout=60, wait_for_ready=True)
+        (answer,) = channel.stream_stream("/bad/Reverse")(iter([message]), timeout=PATIENCE, wait_for_ready=True)
     print(answer == message[::-1])
 
 
@@ -308,7 +308,7 @@ def test_a_grpc_stream_passes_both_ways() -> None:
             assert server.stdout
             address = server.stdout.readline().strip()
             command = net.client_command([sys.executable, __file__, "ask", address])
-            client = subprocess.run(command, capture_output=True, text=True, timeout=90)
+            client = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert client.stdout == "True\n", client.stderr
 
 

@@ -54,7 +54,7 @@ def by_own(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("adds", "relu"), KINDS)
 @pytest.mark.parametrize("shape", ((4, 6, 3, 5), (3, 1, 2, 2), (5, 7, 1, 1)))
-def test_it_is_torchs_normalisation_with_all_its_gradients(
+def test_values_and_gradients_are_those_of_torchs_normalisation(
     shape: tuple[int, ...], adds: bool, relu: bool, dtype: torch.dtype
 ) -> None:
     def results(fn: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
@@ -69,7 +69,7 @@ def test_it_is_torchs_normalisation_with_all_its_gradients(
     agree(results(by_own), results(by_torch), TOLERANCE[dtype])
 
 
-def test_it_is_registered_as_torch_asks() -> None:
+def test_the_operation_is_registered_as_torch_asks() -> None:
     x, residual = (pictures(2, 3, 4, 4, seed=k).requires_grad_() for k in (0, 1))
     weight, bias = (drawn(3, seed=k).requires_grad_() for k in (2, 3))
     for adds, relu in KINDS:
@@ -77,14 +77,14 @@ def test_it_is_registered_as_torch_asks() -> None:
         torch.library.opcheck(batch_norm, (*given, 0.1, 1e-5, relu))
 
 
-def test_what_is_no_number_stays_so_through_the_relu() -> None:
+def test_nan_stays_nan_through_the_relu() -> None:
     x = pictures(2, 1, 2, 2).fill_(torch.nan)
     ones = torch.ones(1, dtype=torch.float64)
     assert batch_norm(x, None, ones, ones, ones, ones, 0.1, 1e-5, True)[0].isnan().all()
 
 
 @pytest.mark.parametrize("adds", (False, True))
-def test_and_gradients_pass_where_it_is_no_number_as_torchs_do(adds: bool) -> None:
+def test_gradients_of_nan_inputs_are_torchs(adds: bool) -> None:
     def results(fn: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
         x, bias = pictures(2, 2, 3, 3), drawn(2, seed=1).requires_grad_()
         x[0, 0, 0, 0] = torch.nan  # and so is all of the first channel
@@ -106,7 +106,7 @@ def traced(fn: Callable[..., Any], *given: Tensor) -> GraphModule:
 
 
 def norms(module: GraphModule) -> tuple[list[tuple[bool, bool]], int]:
-    """For each of our own whether it adds and whether it ends in a ReLU; and how many of torch's are left."""
+    """For each fused normalisation whether it adds and whether it ends in a ReLU; and how many of torch's are left."""
     own = [(node.args[1] is not None, node.args[-1]) for node in module.graph.nodes if node.target is OWN]
     return own, sum(node.target is replacing.NORM for node in module.graph.nodes)
 
@@ -126,7 +126,7 @@ def called(net: nn.Module) -> tuple[Callable[..., Any], list[Tensor]]:
 
 
 def compared(net: nn.Module, x: Tensor, tolerance: float) -> GraphModule:
-    """Asserts that the function does the same with our operation, and gives it."""
+    """Assert that the function gives the same with the fused operation, and return the fused one."""
     run, values = called(net.to(memory_format=torch.channels_last))
     module = traced(run, x, *values)
     module.graph.lint()
@@ -295,7 +295,7 @@ def test_a_shortcut_of_another_form_is_added_apart(shortcut: Tensor) -> None:
     agree(module(x, shortcut, *ones_of(x)), run(x, shortcut, *ones_of(x)), TOLERANCE[torch.float32])
 
 
-def test_one_value_of_a_channel_has_no_variance_and_is_torchs_affair() -> None:
+def test_one_value_per_channel_is_left_to_torch() -> None:
     x, two = pictures(1, 3, 1, 1), pictures(2, 3, 1, 1)
     module, values = traced(normed, x, *ones_of(x)), ones_of(x)
     assert norms(module) == ([], 1) and norms(traced(normed, two, *ones_of(two))) == ([(False, False)], 0)
@@ -364,7 +364,7 @@ def test_a_normalisation_without_gradients_does_not_join_what_has_them(eager: li
     agree(*found, 1e-12)
 
 
-def test_nor_does_one_under_autocast_join_what_is_not() -> None:
+def test_a_relu_outside_autocast_does_not_join_a_normalisation_inside() -> None:
     def run(x: Tensor, *values: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = normed(x, *values)

@@ -53,6 +53,17 @@ def test_plans_are_timed_with_their_cuts_proven_and_by_descent() -> None:
         assert row["gap of descent, %"] == pytest.approx(0, abs=1e-4)  # so few devices are no trouble for it
 
 
+def test_importing_cutlayer_is_timed_against_torch() -> None:
+    (row,) = quick_rows("import_time.py")
+    assert row["ratio"] == pytest.approx(row["import cutlayer, s"] / row["import torch, s"])
+    assert row["met"] == (row["ratio"] <= row["bar"])
+
+
+def test_refusals_of_nested_headers_are_timed() -> None:
+    rows = quick_rows("refusals.py")
+    assert [(row["nested"], row["depth"]) for row in rows] == [(k, d) for k in ("lists", "dicts") for d in (100, 10000)]
+
+
 def test_a_table_is_printed_as_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(BENCH)
     from tables import show

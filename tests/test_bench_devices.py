@@ -5,22 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import flower
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def flower(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCH)
-    import flower
-
-    return flower
 
 
 def quick_rows(script: str) -> list[dict[str, Any]]:
@@ -72,12 +64,12 @@ def test_our_side_of_the_comparison_with_flower_needs_no_flower() -> None:
     assert row["Flower, ms an exchange"] is None
 
 
-def test_the_large_model_of_the_comparison_has_eight_mebibytes(flower: ModuleType) -> None:
+def test_the_large_model_of_the_comparison_has_eight_mebibytes() -> None:
     first, second = flower.WIDTHS
     assert 4 * (65 * first + (first + 1) * second + (second + 1) * 10) / 2**20 == pytest.approx(8, abs=0.02)
 
 
-def test_flower_is_waited_for_no_longer_than_its_patience(flower: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_is_waited_for_no_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower, "PATIENCE", 0.0)
     with pytest.raises(SystemExit) as caught:
         flower.wait_for(lambda: False)

@@ -5,19 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import fusion
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
-
-
-@pytest.fixture
-def fusion(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCH)
-    import fusion
-
-    return fusion
 
 
 def test_smofi_is_timed_against_sfl_v1() -> None:
@@ -32,7 +24,7 @@ def test_smofi_is_timed_against_sfl_v1() -> None:
     assert (row["bar"], row["met"]) == (1.1, row["ratio"] <= 1.1)
 
 
-def test_a_method_that_fuses_nothing_is_not_timed(fusion: ModuleType) -> None:
+def test_a_method_that_fuses_nothing_is_not_timed() -> None:
     with pytest.raises(SystemExit) as caught:
         fusion.compare(fusion.QUICK, "sfl_v1")
     assert caught.value.code == (
@@ -40,18 +32,18 @@ def test_a_method_that_fuses_nothing_is_not_timed(fusion: ModuleType) -> None:
     )
 
 
-def test_every_client_takes_every_step_and_each_step_ends_once(fusion: ModuleType) -> None:
+def test_every_client_takes_every_step_and_each_step_ends_once() -> None:
     side = fusion.Side(fusion.QUICK, "sfl_v1", sync="step")
     assert side.turn() > 0
     assert len(side._ends) == 4
     assert side._simulation.ledger.samples == 4 * 3 * 4  # steps, clients, batch
 
 
-def test_inner_steps_leave_out_the_first_and_the_last(fusion: ModuleType) -> None:
+def test_inner_steps_leave_out_the_first_and_the_last() -> None:
     assert fusion.inner_steps([10.0, 11.0, 13.0, 17.0, 30.0]) == [1.0, 2.0, 4.0]
 
 
-def test_who_begins_changes_but_not_who_is_who(fusion: ModuleType) -> None:
+def test_the_sides_take_turns_to_begin() -> None:
     said: list[str] = []
 
     def one() -> float:

@@ -183,7 +183,9 @@ def test_a_class_that_has_changed_is_named() -> None:
         ),
     ],
 )
-def test_what_cannot_be_stored(tmp_path: Path, content: Any, manifest: dict[str, Any], message: str) -> None:
+def test_values_that_cannot_be_stored_are_refused(
+    tmp_path: Path, content: Any, manifest: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CheckpointError) as caught:
         Store(tmp_path).save(0, content, manifest)
     assert str(caught.value) == message

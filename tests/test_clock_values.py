@@ -178,7 +178,7 @@ COMBINED: dict[str, Callable[[Scene, PerClient], Any]] = {
 
 
 @pytest.mark.parametrize("combine", COMBINED.values(), ids=COMBINED)
-def test_what_combines_rows_is_there_when_the_last_of_them_is(combine: Callable[[Scene, PerClient], float]) -> None:
+def test_a_combination_of_rows_is_ready_when_the_last_row_is(combine: Callable[[Scene, PerClient], float]) -> None:
     assert tell(lambda scene: combine(scene, scene.sent())) == (5, 5)
     assert tell(lambda scene: combine(scene, scene.sent()[scene.clients.only((2,))]))[0] == 3
 
@@ -195,7 +195,7 @@ def test_rows_together_and_rows_made_of_one_value_are_there_at_the_same_time() -
     assert times == [dict.fromkeys((0, 1, 2), t) for t in (5, 5 + 3 * AT_SERVER, 5)] + [{1: 5, 2: 5}]
 
 
-def test_what_goes_down_after_a_mean_leaves_when_the_slowest_has_come() -> None:
+def test_a_mean_is_sent_down_when_the_slowest_client_has_arrived() -> None:
     def story(scene: Scene) -> list[Ready]:
         everyone = scene.clients.down(ACTIVATIONS, scene.server.mean(scene.sent()))
         return [everyone.ready, scene.work(everyone).ready]
@@ -278,7 +278,7 @@ def test_an_aggregate_takes_its_time_along_to_the_other_server() -> None:
     assert tell(story, replace(SPEEDS, model_sync=True)) == (3, 3)
 
 
-def test_what_shares_a_link_takes_its_turn() -> None:
+def test_transfers_on_a_shared_link_take_turns() -> None:
     def story(scene: Scene) -> list[Ready]:
         made = scene.work()
         first, second = scene.clients.up(ACTIVATIONS(made), ACTIVATIONS(made))

@@ -118,9 +118,7 @@ def rounded(x: Tensor) -> Tensor:
     return made
 
 
-def test_a_function_with_a_backward_pass_of_its_own_keeps_it(
-    eager: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_custom_backward_pass_is_kept(eager: list[int], caplog: pytest.LogCaptureFixture) -> None:
     x = torch.tensor([0.2, 1.6], requires_grad=True)
     (gradient,) = torch.autograd.grad(Compiled(rounded)(x).sum(), x)
     assert gradient.tolist() == [2.0, 2.0] and not eager
@@ -128,7 +126,7 @@ def test_a_function_with_a_backward_pass_of_its_own_keeps_it(
     assert said(caplog) == [f"not compiled, and so slower: rounded ({why})"]
 
 
-def test_and_keeps_it_also_if_nothing_was_differentiated_before(eager: list[int]) -> None:
+def test_a_custom_backward_pass_is_kept_even_if_nothing_was_differentiated_before(eager: list[int]) -> None:
     fast = Compiled(rounded)
     fast(torch.tensor([0.2, 1.6]))
     x = torch.tensor([0.2, 1.6], requires_grad=True)
@@ -142,7 +140,7 @@ def half_frozen(x: Tensor) -> Tensor:
     return scale * x
 
 
-def test_what_a_function_does_without_gradients_ends_there(eager: list[int]) -> None:
+def test_no_gradient_flows_through_what_a_function_does_under_no_grad(eager: list[int]) -> None:
     x = torch.tensor([1.0, 3.0], requires_grad=True)
     (gradient,) = torch.autograd.grad(Compiled(half_frozen)(x).sum(), x)
     assert gradient.tolist() == [2.0, 2.0] and len(eager) == 1

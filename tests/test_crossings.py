@@ -1,4 +1,4 @@
-"""Specifies, by watching what crosses, that in every method each server sees its own half of the story only."""
+"""Specifies, by recording what crosses, that in every method each server sees only its own half."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

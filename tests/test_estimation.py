@@ -91,7 +91,7 @@ def deepest(state: State) -> int:
 
 
 class Estimated(NamedTuple):
-    """Of one client, or the clients' means."""
+    """The estimates of one client, or their means over the clients."""
 
     beta: Tensor
     noise: Tensor
@@ -226,7 +226,7 @@ def test_one_client_that_could_tell_would_tell_of_itself_so_nobody_does() -> Non
     assert_told(method, state, probed())
 
 
-def test_they_are_renewed_only_before_a_new_plan() -> None:
+def test_estimates_are_renewed_only_before_a_new_plan() -> None:
     method = hasfl(replan_every=3)
     states = rounds_of(method, 3)
     for state in states[:2]:
@@ -305,7 +305,7 @@ def spoilt(*clients: int) -> Arrays:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_is_not_finite_is_left_out_of_the_estimates(engine: str) -> None:
-    """They are those of the other two, as if it held no samples."""
+    """The estimates are those of the other two clients, as if this one held no samples."""
     method = hasfl(target=FAR)
     sick = sim_of(method, engine=engine)
     sick.job.data = spoilt(1)
@@ -317,7 +317,7 @@ def test_a_client_that_is_not_finite_is_left_out_of_the_estimates(engine: str) -
         assert found["bound"][name] == pytest.approx(value, rel=1e-9)
 
 
-def test_nobody_finite_leaves_the_estimates_as_they_were_or_nothing_to_plan_by() -> None:
+def test_without_a_finite_client_the_estimates_stay_or_planning_fails() -> None:
     method = hasfl()
     sim = sim_of(method)
     first = sim.round(sim.start())
@@ -338,7 +338,7 @@ ROUNDS = 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_looked_at_crosses_and_is_counted(engine: str) -> None:
+def test_the_bytes_of_the_estimates_are_counted(engine: str) -> None:
     """The first estimates: layers down, one step, and both halves of its batch twice. Each round: both halves twice."""
     sim = sim_of(hasfl(target=FAR), engine=engine)
     states = [sim.round(sim.start())]
@@ -382,7 +382,7 @@ EQUAL = Devices(
 
 
 def seconds(batch: int, cut: int) -> Latency:
-    """Of everybody with such a batch and cut; the values have 64 bits."""
+    """The seconds of a step of all clients with this batch and cut, at 64 bits per value."""
     table = costs()
     twice = {name: 2 * getattr(table, name) for name in ("up", "down", "model")}
     none = np.zeros(NUM_UNITS)

@@ -1,4 +1,4 @@
-"""Specifies that a client whose loss is not finite stops with its last finite weights, and that nobody waits to see."""
+"""Specifies that a client whose loss is not finite stops with its last finite weights, without a host sync."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from test_report import FEDAVG, SPLIT, left
@@ -17,9 +15,8 @@ from cutlayer.cli.study import cut_table
 from cutlayer.errors import ConfigError
 from cutlayer.recipes import Apart, Recipe, Sweep
 from cutlayer.results import figures, report
-from cutlayer.results.figures.style import COLOURS, looks
 from cutlayer.results.trials import Spread
-from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.config import Run
 from cutlayer.studies import cuts_figure, overlap_figure
 from cutlayer.studies.cuts import CutLine, CutRow, CutStudy
 from cutlayer.studies.cuts_figure import draw_cuts
@@ -27,7 +24,7 @@ from cutlayer.studies.cuts_figure import draw_cuts
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures as they are drawn, instead of files."""
+    """Collect the figures instead of writing files."""
     seen: list[Figure] = []
 
     @contextmanager
@@ -65,24 +62,17 @@ def test_one_panel_lies_flat_against_rounds_and_traffic(tmp_path: Path, drawn: l
     by_round, by_bytes = drawn[0].axes
     assert lines(by_round) == {"fedavg": [(1, 30), (2, 60)], "sfl_v1": [(1, 10), (2, 70)]}
     assert lines(by_bytes)["fedavg"] == [(3, 30), (6, 60)]  # 3 MiB a round
-    assert (by_round.get_ylabel(), by_bytes.get_ylabel()) == ("test accuracy (%)", "")
     assert by_bytes.get_xlabel() == "traffic, up and down (MiB)"
     assert [text.get_text() for text in by_bytes.texts] == ["target\n54.0 %"]  # beside the axes
     assert names_in_legend(drawn[0]) == ["fedavg", "sfl_v1"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "label", "x"),
-    [(5400, "simulated hours", 3), (90, "simulated minutes", 3), (2, "simulated seconds", 4)],
-)
-def test_simulated_time_goes_before_traffic(
-    tmp_path: Path, drawn: list[Figure], seconds: float, label: str, x: float
-) -> None:
-    left(tmp_path, FEDAVG, [0.2, 0.6], simulated=seconds)
+def test_simulated_time_goes_before_traffic(tmp_path: Path, drawn: list[Figure]) -> None:
+    left(tmp_path, FEDAVG, [0.2, 0.6], simulated=5400)
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     by_time = drawn[0].axes[1]
-    assert by_time.get_xlabel() == label
-    assert lines(by_time) == {"fedavg": [(x / 2, 20), (x, 60)]}
+    assert by_time.get_xlabel() == "simulated hours"
+    assert lines(by_time) == {"fedavg": [(1.5, 20), (3, 60)]}
 
 
 def test_a_run_without_a_clock_leaves_traffic_to_all(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -90,49 +80,6 @@ def test_a_run_without_a_clock_leaves_traffic_to_all(tmp_path: Path, drawn: list
     left(tmp_path, SPLIT, [0.2, 0.6])
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     assert drawn[0].axes[1].get_xlabel() == "traffic, up and down (MiB)"
-
-
-def test_many_lines_differ_in_colour_first_and_then_in_style() -> None:
-    few, many = looks("abcde"), looks([str(i) for i in range(25)])
-    assert len({str(look["linestyle"]) for look in few.values()}) == 5
-    first = list(many.values())[: len(COLOURS)]
-    assert len({look["color"] for look in first}) == len(COLOURS) == 10
-    assert {look["linestyle"] for look in first} == {"-"}
-    assert len({(look["color"], str(look["linestyle"])) for look in many.values()}) == 25
-    assert max(look["linewidth"] for look in many.values()) < few["a"]["linewidth"]
-
-
-def test_many_lines_get_lighter_bands_and_a_taller_figure(tmp_path: Path, drawn: list[Figure]) -> None:
-    for i in range(6):
-        for seed in range(2):
-            left(tmp_path / ("few" if i < 5 else "more"), replace(SPLIT, name=f"paper/{i}", clients=5 + i), [0.5], seed)
-    for folders in ([tmp_path / "few"], [tmp_path]):
-        figures.draw(report.compare(report.find(folders)), Path("a.png"))
-    opacities = [{band.get_alpha() for band in figure.axes[0].collections} for figure in drawn]
-    assert (opacities, [figure.get_figheight() for figure in drawn]) == ([{0.15}, {0.07}], [2.9, 3.3])
-
-
-LATE = [0.1, 0.6, *[0.7] * 18, *[0.8] * 20]  # two of 40 rounds are the start
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "lowest"),
-    [
-        (LATE, 60),  # the other run's; the target, 0.9 × 0.8, lies above
-        ([*LATE[:-1], 0.4], 40),  # a fall at the end is no start
-        ([0.57, *LATE[1:]], 57),  # where little would be saved, all is shown
-    ],
-)
-def test_low_first_rounds_do_not_waste_the_axis(
-    tmp_path: Path, drawn: list[Figure], accuracies: list[float], lowest: float
-) -> None:
-    left(tmp_path, FEDAVG, accuracies)
-    left(tmp_path, SPLIT, [0.6] * 40)
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    for axes in drawn[0].axes:
-        bottom, top = axes.get_ylim()
-        assert lowest - 0.1 * (top - lowest) < bottom < lowest and top > 80
-    assert len(lines(drawn[0].axes[0])["fedavg"]) == 40
 
 
 def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -143,45 +90,25 @@ def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Fi
     smoothed, faint = lines(axes)["fedavg"], axes.lines[0]
     assert axes.get_ylabel() == "test accuracy (%), mean of 9 rounds"
     assert [y for _, y in smoothed[4:-4]] == pytest.approx([60] * 52)  # three of each in every window
-    assert [smoothed[0], smoothed[1]] == [(1, 50), (2, pytest.approx(60))]  # windows of one and of three
     assert smoothed[-1] == (60, pytest.approx((60 + 70 + 50 + 60 + 70) / 5))
     assert list(faint.get_ydata()) == pytest.approx([100 * a for a in scattered])
-    assert faint.get_alpha() < 0.5
 
 
-def test_a_target_above_all_lines_is_shown(tmp_path: Path, drawn: list[Figure]) -> None:
-    left(tmp_path, FEDAVG, LATE)
-    figures.draw(report.compare(report.find([tmp_path]), 0.99), Path("a.png"))
-    assert all(axes.get_ylim()[1] > 99 for axes in drawn[0].axes)
-
-
-@pytest.mark.parametrize(("slow", "scale"), [(9, "linear"), (11, "log")])
-def test_costs_that_are_far_apart_are_drawn_by_size(
-    tmp_path: Path, drawn: list[Figure], slow: float, scale: str
-) -> None:
-    left(tmp_path, FEDAVG, LATE, simulated=1)
-    left(tmp_path, SPLIT, LATE, simulated=slow)
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    by_round, by_time = drawn[0].axes
-    assert (by_round.get_xscale(), by_time.get_xscale()) == ("linear", scale)
-    start = 3 / 60 / 1.1 if scale == "log" else 0  # minutes: the first two of FedAvg's rounds lie below the axis
-    assert by_time.get_xlim()[0] == pytest.approx(start)
-
-
-@pytest.mark.parametrize(("count", "columns", "rows"), [(2, 2, 2), (4, 4, 2), (5, 3, 4), (7, 4, 4)])
-def test_panels_stand_side_by_side(tmp_path: Path, drawn: list[Figure], count: int, columns: int, rows: int) -> None:
-    for i in range(count):
+def test_each_panel_has_its_axes_and_a_label_has_one_colour(tmp_path: Path, drawn: list[Figure]) -> None:
+    for i in range(3):
         left(tmp_path, replace(FEDAVG, name=f"paper/set{i}/fedavg"), [0.2, 0.6])
         left(tmp_path, replace(SPLIT, name=f"paper/set{i}/split{i % 2}"), [0.2, 0.6])
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     axes = drawn[0].axes
-    assert len(axes) == 2 * count
-    shape = axes[0].get_gridspec()
-    assert (shape.ncols, shape.nrows) == (columns, rows)
-    assert [a.get_title() for a in axes if a.get_title()] == [f"set{i} (target 54.0 %)" for i in range(count)]
+    assert [a.get_title() for a in axes if a.get_title()] == [f"set{i} (target 54.0 %)" for i in range(3)]
     assert names_in_legend(drawn[0]) == ["fedavg", "split0", "split1"]  # once each
-    colours = {line.get_color() for a in axes for line in a.lines if line.get_label() == "fedavg"}
-    assert colours == {"#0072B2"}
+    assert len({line.get_color() for a in axes for line in a.lines if line.get_label() == "fedavg"}) == 1
+
+
+def test_a_target_above_all_lines_is_shown(tmp_path: Path, drawn: list[Figure]) -> None:
+    left(tmp_path, FEDAVG, [0.1, 0.6, 0.8])
+    figures.draw(report.compare(report.find([tmp_path]), 0.99), Path("a.png"))
+    assert all(axes.get_ylim()[1] > 99 for axes in drawn[0].axes)
 
 
 @pytest.fixture
@@ -213,39 +140,8 @@ def test_a_sweep(sweep: Path, drawn: list[Figure]) -> None:
     assert set(names_in_legend(drawn[0])) == {"fedavg", "sfl_v1", "not reached by every seed"}
 
 
-@pytest.mark.parametrize(
-    ("values", "log", "ticks", "places", "scale"),
-    [
-        ((0.1, 10.0), True, ["0.1", "10"], [0.1, 10.0], "log"),
-        ((1.0, 3.0), False, ["1", "3"], [1.0, 3.0], "linear"),
-        (("vgg", "resnet"), False, ["vgg", "resnet"], [0.0, 1.0], "linear"),
-    ],
-)
-def test_the_axis_of_a_sweep(
-    tmp_path: Path,
-    drawn: list[Figure],
-    monkeypatch: pytest.MonkeyPatch,
-    values: tuple[float | str, float | str],
-    log: bool,
-    ticks: list[str],
-    places: list[float],
-    scale: str,
-) -> None:
-    swept = Sweep(label="x", x=lambda run: values[run.clients - 5], series=lambda run: "one", log=log)
-    runs = tuple(replace(SPLIT, name=f"paper/{i}", clients=5 + i) for i in range(2))
-    monkeypatch.setitem(recipes.RECIPES, "paper", lambda: Recipe(runs=runs, figure=(swept,)))
-    for run in runs:
-        left(tmp_path, run, [0.5])
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    accuracy = drawn[0].axes[0]
-    assert [t.get_text() for t in accuracy.get_xticklabels()] == ticks
-    assert ([x for x, _ in lines(accuracy)["one"]], accuracy.get_xscale()) == (places, scale)
-    assert accuracy.containers[0].lines[0].get_linestyle() == "-"
-
-
 ALPHAS = {"smofi-alpha-0.01": 0.5, "smofi": 0.6, "smofi-alpha-1": 0.7, "smofi-alpha-10": 0.8}  # best accuracies
 CUTS = {"smofi-cut0": 0.3, "smofi-cut1": 0.4, "smofi-cut5": 0.9}
-RANGES = {"smofi-cut0-3": 0.1, "smofi-cut4-7": 0.2, "smofi-cut8-13": 0.3, "smofi-cut14-16": 0.4}
 
 
 def left_by(root: Path, panel: str, best: dict[str, float]) -> None:
@@ -269,30 +165,6 @@ def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure
         "staleness factor",
         "residual blocks at the client",
     )
-    assert by_alpha.get_ylim() == by_cut.get_ylim()
-    assert [a.get_ylabel() for a in drawn[0].axes] == ["best accuracy (%)", "", "rounds to target", ""]
-    assert [[t.get_text() for t in a.texts] for a in drawn[0].axes] == [[], ["target\n18.0 %"], [], []]
-    assert sorted(names_in_legend(drawn[0])) == ["fedavg", "smofi"]
-
-
-def test_sweeps_of_several_panels_have_their_own_axes(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_fig9/cifar100", {"fedavg": 0.2, **ALPHAS, **CUTS})
-    left_by(tmp_path, "smofi_fig9/tiny", {"fedavg": 0.1, **ALPHAS, **RANGES})
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    above, below = drawn[0].axes[:4], drawn[0].axes[4:]
-    titles = ["cifar100 (target 18.0 %)", "tiny (target 9.0 %)"]
-    assert [axes.get_title() for axes in above] == [titles[0], titles[0], titles[1], titles[1]]
-    # of ranges, names in the order of the recipe; the default run is none of them
-    assert [t.get_text() for t in below[3].get_xticklabels()] == ["0-3", "4-7", "8-13", "14-16"]
-    assert lines(above[3])["smofi"] == [(0, 10), (1, 20), (2, 30), (3, 40)]
-    assert lines(above[2])["smofi"] == [(0, 80), (1, 70), (2, 60), (3, 50)]
-    assert above[0].get_ylim() == above[1].get_ylim() != above[2].get_ylim() == above[3].get_ylim()
-
-
-def test_sweeps_of_which_only_the_level_has_run(tmp_path: Path, drawn: list[Figure]) -> None:
-    left_by(tmp_path, "smofi_fig3/cifar10", {"fedavg": 0.2})
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    assert [list(lines(axes)) for axes in drawn[0].axes] == [["fedavg"], ["fedavg"], [], []]
 
 
 STUDY = CutStudy(
@@ -320,23 +192,15 @@ def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
     assert lines(time) == {"sfl_v1": [(0, 2), (1, 4)], "sfl_v2": [(0, 3), (1, 6)]}
     for axes in drawn[0].axes:
         assert [t.get_text() for t in axes.get_xticklabels()] == ["1 conv1", "2 conv2"]
-    assert [a.get_ylim() for a in (traffic, time)] == [(0, 2 * 1.08), (0, 6 * 1.08)]  # no marker is clipped
 
 
 def test_traffic_that_depends_on_the_method_is_told_for_each(drawn: list[Figure]) -> None:
     rows = tuple(replace(row, bytes={"sfl_v1": 2**20, "sfl_v2": row.cut * 2**20}) for row in STUDY.rows)
     draw_cuts(replace(STUDY, rows=rows), Path("a.png"))
     assert lines(drawn[0].axes[1]) == {"sfl_v1": [(0, 1), (1, 1)], "sfl_v2": [(0, 1), (1, 2)]}
-    for study, heads, cells in (
-        (STUDY, ["MiB\na round"], [["1.00", "2.00"]]),
-        (
-            replace(STUDY, rows=rows),
-            ["sfl_v1\nMiB a round", "sfl_v2\nMiB a round"],
-            [["1.00", "1.00"], ["1.00", "2.00"]],
-        ),
-    ):
-        columns = {str(column.header): list(column.cells) for column in cut_table(study).columns}
-        assert {head: columns[head] for head in columns if "MiB" in head} == dict(zip(heads, cells, strict=True))
+    columns = {str(column.header): list(column.cells) for column in cut_table(replace(STUDY, rows=rows)).columns}
+    assert columns["sfl_v1\nMiB a round"] == ["1.00", "1.00"]
+    assert columns["sfl_v2\nMiB a round"] == ["1.00", "2.00"]
 
 
 def test_conclusions_are_read_off_the_numbers() -> None:
@@ -350,22 +214,11 @@ def test_conclusions_are_read_off_the_numbers() -> None:
     ]
 
 
-def test_files(tmp_path: Path) -> None:
-    for run in (FEDAVG, SPLIT, replace(SPLIT, name="paper/sl", method=Choice("sl"))):
-        left(tmp_path, run, [0.2, 0.5, 0.8, 0.7])
-    comparison = report.compare(report.find([tmp_path]))
-    figures.draw(comparison, tmp_path / "new" / "curves.png")
-    image = matplotlib.image.imread(tmp_path / "new" / "curves.png")
-    assert image.shape == (580, 1360, 4)  # 2.9 x 6.8 inches, 200 dots to the inch
-    assert len(np.unique((10 * image).astype(int) @ [1, 11, 121, 0])) > 8  # white, black, greys and three colours
-    figures.draw(comparison, tmp_path / "curves.pdf")
-    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_runs_without_accuracy_are_an_empty_figure(tmp_path: Path) -> None:
-    left(tmp_path, SPLIT, [None, None])
-    figures.draw(report.compare(report.find([tmp_path])), tmp_path / "empty.png")
-    assert (tmp_path / "empty.png").exists()
+def test_the_name_of_the_file_decides_its_format(tmp_path: Path) -> None:
+    left(tmp_path, SPLIT, [None, None])  # a figure without lines is a figure all the same
+    for name, magic in (("new/curves.png", b"\x89PNG"), ("curves.pdf", b"%PDF")):
+        figures.draw(report.compare(report.find([tmp_path])), tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(magic)
 
 
 def test_a_figure_of_an_unknown_format() -> None:
@@ -398,19 +251,6 @@ def test_bars_of_converged_runs(ended: Path, drawn: list[Figure]) -> None:
     assert bars == [[(0, 60), (1, 52)], [(0, 2), (1, 12)]]
     assert [text.get_text() for text in below.texts] == ["2.00", "12.00"]
     assert [tick.get_text() for tick in below.get_xticklabels()] == ["habs", "b8", "b16"]
-    assert above.get_xlim() == below.get_xlim() == (-0.6, 2.6)
     # b16 stands for its whole run, 6.5 minutes on average
     (late,) = below.lines
     assert (late.get_label(), late.get_xydata().tolist()) == ("not converged with every seed", [[2, 6.5]])
-
-
-def test_converged_time_against_a_setting(tmp_path: Path, drawn: list[Figure]) -> None:
-    level = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]
-    runs = {run.name: run for run in recipes.runs("hasfl_fig9")}
-    for number in (10, 20):
-        left(tmp_path, runs[f"hasfl_fig9/cifar10-iid/rbs_rms-n{number}"], level, simulated=3 * number)
-    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
-    above, below = drawn[0].axes
-    assert lines(above)["rbs_rms"] == [(10, 60), (20, 60)]
-    assert lines(below)["rbs_rms"] == [(10, 1), (20, 2)]
-    assert below.get_ylabel() == "converged after (minutes)"

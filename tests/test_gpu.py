@@ -62,7 +62,7 @@ def test_the_numbers_of_a_seed_are_the_same_bits(seed: int) -> None:
     assert there.is_cuda and torch.equal(here, there.cpu())
 
 
-def test_they_are_the_bits_of_every_other_machine() -> None:
+def test_a_seed_gives_the_recorded_bits_on_every_machine() -> None:
     first = directions.normals(torch.tensor(123456789, device="cuda"), 0, 4)
     assert [float(v).hex() for v in first] == [
         "0x1.04759a1c3a92fp+0",
@@ -72,7 +72,7 @@ def test_they_are_the_bits_of_every_other_machine() -> None:
     ]
 
 
-def test_so_are_many_more_of_them() -> None:
+def test_sixteen_million_normals_have_the_bits_of_the_cpu() -> None:
     """Sixteen million, of which a device of another rounding would not leave all alike."""
     seeds = directions.seeds(3, 16)
     for start in range(0, 1 << 20, 1 << 18):

@@ -117,7 +117,7 @@ class Short(Cuda):
         return super().record(lane, what, trial, greedy, **how)
 
 
-def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_slots(caplog: pytest.LogCaptureFixture) -> None:
     sim = made("smofi", torch.float64, "graph")
     sim.backend.engine = Graph(Short(sim.job.data.y.device), 5)
     assert apart(after(sim, 3), after(made("smofi", torch.float64, "loop"), 3)) <= DOUBLE

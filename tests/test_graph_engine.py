@@ -1,4 +1,4 @@
-"""Specifies that chains which are recorded and replayed give the loop engine's numbers, for every method.
+"""Specifies that recorded and replayed chains give the loop engine's numbers for every method.
 
 Without a GPU a recording is the chain itself, run again on the same rows of memory: what is read from where, what is
 kept and who takes turns is then just as on a GPU.
@@ -12,7 +12,18 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import BATCH, OWN_LENGTH, SIZES, clients_of, fit_for, images, resnet, run, simulation
-from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, PAIRS, SHAPES, TOLERANCE, Outcome, must_agree, on_loop
+from test_engines_agree import (
+    CASES,
+    HETEROGENEOUS,
+    ONE_OF_EACH,
+    OPTIMISERS,
+    PAIRS,
+    SHAPES,
+    TOLERANCE,
+    Outcome,
+    must_agree,
+    on_loop,
+)
 from torch import Tensor, nn
 
 from cutlayer import methods
@@ -51,14 +62,18 @@ def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "opt", "shape", "dtype"), PAIRS)
-def test_so_do_all_cases_optimisers_and_shapes(case: str, opt: str, shape: str, dtype: torch.dtype) -> None:
+def test_graph_gives_the_loop_engines_numbers_for_every_case_optimiser_and_shape(
+    case: str, opt: str, shape: str, dtype: torch.dtype
+) -> None:
     found = outcome(case, opt, shape, dtype)
     must_agree(found, on_loop(case, opt, shape, dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", (1, 2))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "slots"),
+    [*((case, 2) for case in ONE_OF_EACH.values()), *((case, 1) for case in ("smofi", "sfl_v2", "hosfl"))],
+)
 def test_clients_beyond_the_slots_take_turns(case: str, slots: int) -> None:
     found = outcome(case, "momentum", "two-part", torch.float64, slots)
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
@@ -76,7 +91,7 @@ def test_a_part_has_one_row_in_each_lane(case: str, num: int) -> None:
 
 
 class Short(Again):
-    """Has memory for the recordings of so many lanes."""
+    """A recorder that runs out of memory after the recordings of two lanes."""
 
     lanes = 2
 
@@ -90,7 +105,7 @@ class Shorter(Short):
     lanes = 0
 
 
-def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_slots(caplog: pytest.LogCaptureFixture) -> None:
     opt = OPTIMISERS["momentum"]
     outcomes, seconds = [], []
     for engine in (Graph(Short(CPU), 5), Loop()):
@@ -108,7 +123,7 @@ def test_where_memory_is_short_half_as_many_clients_have_some(caplog: pytest.Log
     assert "memory is too short for 5 clients at a time; retrying the round with 2" in caplog.text
 
 
-def test_the_engine_that_took_too_much_memory_is_gone() -> None:
+def test_the_engine_that_ran_out_of_memory_is_freed() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
     sim.backend.engine = Graph(Short(CPU), 5)
@@ -117,7 +132,7 @@ def test_the_engine_that_took_too_much_memory_is_gone() -> None:
     assert before() is None
 
 
-def test_memory_that_is_too_short_for_one_client_is_told_of() -> None:
+def test_too_little_memory_for_one_client_is_an_error() -> None:
     opt = OPTIMISERS["momentum"]
     sim = simulation(methods.build("sfl_v1", Split(resnet(), 1), opt, opt), images(), clients_of())
     sim.backend.engine = Graph(Shorter(CPU), 5)
@@ -140,7 +155,7 @@ def test_the_simulated_clock_shows_the_same_seconds(case: str) -> None:
 
 
 class Compiling(Again):
-    """Compiles what it is told to, as on a GPU, but to the operations themselves."""
+    """Compiles chains as on a GPU does, but to plain operations."""
 
     def record(self, lane: int, what: Hashable, trial: Trial, body: Body, *, apart: bool, compiled: bool) -> Body:
         def run() -> None:
@@ -153,7 +168,7 @@ class Compiling(Again):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ONE_OF_EACH.values())
 def test_compiled_chains_give_the_loop_engines_numbers(
     case: str, eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,7 +241,7 @@ def test_passes_side_by_side_are_recorded_when_others_are_compiled(
 
 
 class Noting(Again):
-    """Notes of each recording whether it is to be compiled."""
+    """Records whether each recording is to be compiled."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
@@ -254,7 +269,7 @@ def test_chains_are_compiled_when_they_have_come_often_unless_told_to_be_at_once
     assert all(noting.compiled) is at_once
 
 
-def test_a_part_that_goes_from_client_to_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_goes_from_client_to_client_needs_no_host_sync_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     item = Tensor.item
     monkeypatch.setattr(Tensor, "item", lambda self: (waits.append(1), item(self))[1])

@@ -1,4 +1,4 @@
-"""Specifies that a chain writes a result straight over the value that it replaces, where nobody sees the difference."""
+"""Specifies when a chain writes a result over the value that it replaces: if nothing reads the old value any more."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from cutlayer.engines.graph.queue import Argument, Operation, Same
 
 
 class Adder:
-    """Adds to a value; it can do so in memory that it is given."""
+    """Adds to a value, if possible into given memory."""
 
     def add(self, value: Tensor, more: Tensor) -> Tensor:
         return value + more
@@ -109,7 +109,7 @@ def test_nothing_lands_on_what_a_pullback_still_needs() -> None:
     assert found(forward, add, pull, kept=2) == []
 
 
-def test_what_lands_is_what_would_have_been_stored() -> None:
+def test_an_in_place_result_equals_the_stored_one() -> None:
     old, other = laid_out(torch.arange(4.0)), laid_out(torch.ones(4))
     chain = called(ADDER.add, OLD, OTHER), called(double, Argument("made", 0))
     made = executed(chain, Inputs([old, other], [], {}), homes={0: old})

@@ -1,4 +1,4 @@
-"""Specifies that memory which recordings write again and again never shows: each value is as it was made.
+"""Specifies that memory reuse by recordings never shows: each value stays as it was computed.
 
 Every scene runs on the loop engine and on recordings, long enough for every chain to be recorded.
 """

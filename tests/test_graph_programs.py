@@ -190,5 +190,5 @@ def test_recordings_show_what_the_loop_engine_shows(slots: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", (1, 2, 3))
-def test_so_they_do_in_many_programs(slots: int) -> None:
+def test_recordings_show_what_the_loop_engine_shows_in_many_programs(slots: int) -> None:
     assert sum(recordings(seed, slots) for seed in range(15, 300)) > 1000

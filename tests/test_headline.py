@@ -1,32 +1,21 @@
 """Runs that are trained within a time limit: they end cleanly, go on to the same numbers, and are packed small."""
 
 import json
-import subprocess
 import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
+import headline
 import pytest
 
 from cutlayer import recipes
-from cutlayer.errors import ConfigError
 from cutlayer.runs import config
 from cutlayer.runs.folder import Folder
 
-ROOT = Path(__file__).parents[1]
 SMALL = ("--set", "clients=4", "--set", "per_round=2", "--engine", "loop", "--rounds", "4")
 RUN = "digits/fedavg"
-
-
-@pytest.fixture
-def headline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import headline
-
-    return headline
 
 
 @pytest.fixture
@@ -46,39 +35,38 @@ def kept(tmp_path: Path) -> Folder:
     return folder
 
 
-def train(headline: ModuleType, runs: Path, *words: str) -> Folder:
+def train(runs: Path, *words: str) -> Folder:
     assert headline.main(["--runs", str(runs), *SMALL, *words]) == 0
     return Folder(runs / RUN / "seed-0")
 
 
 def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
-    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    straight = train(headline, tmp_path / "straight", RUN)
+    straight = train(tmp_path / "straight", RUN)
     with monkeypatch.context() as patched:
         patched.setattr(headline, "TO_FINISH", 1000.0)  # so there is never time for more than one further round
-        halted = train(headline, tmp_path / "halted", "--seconds", "1000", RUN, "digits/sfl_v1")
+        halted = train(tmp_path / "halted", "--seconds", "1000", RUN, "digits/sfl_v1")
     assert halted.store.rounds() == [2]
     assert "digits/fedavg: 2 of 4 rounds, best " in capsys.readouterr().out
-    train(headline, tmp_path / "halted", RUN)
+    train(tmp_path / "halted", RUN)
     assert "digits/fedavg: from round 3 to 4\n" in capsys.readouterr().out
     assert halted.metrics.read_text() == straight.metrics.read_text()
     assert halted.run() == straight.run()
     assert headline.sessions(halted) == {1, 3}
-    train(headline, tmp_path / "halted", RUN)
-    assert "; finished before\n" in capsys.readouterr().out
+    train(tmp_path / "halted", RUN)
+    said = capsys.readouterr().out
+    assert said.startswith("digits/fedavg: 4 of 4 rounds, best ") and "; finished before\n" in said
 
 
-def test_no_run_is_begun_without_time_for_it(
-    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(headline, tmp_path, "--seconds", "1", RUN)
+def test_no_run_is_begun_without_time_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, "--seconds", "1", RUN)
     assert capsys.readouterr().out.startswith("digits/fedavg: not begun, as less than 30 s are left\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_cannot_be_trained_leaves_the_time_to_the_others(
-    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--runs", str(tmp_path), *SMALL, "smofi_table1/cifar10/fedavg", "--data", str(tmp_path), f"{RUN}:1"]
     assert headline.main(words) == 2
@@ -88,8 +76,8 @@ def test_a_run_that_cannot_be_trained_leaves_the_time_to_the_others(
     assert Folder(tmp_path / RUN / "seed-0").store.rounds() == [1]
 
 
-def test_only_what_nobody_expects_has_a_traceback(
-    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_only_unexpected_errors_print_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object, **__: object) -> NoReturn:
         raise ZeroDivisionError("a bug")
@@ -102,11 +90,7 @@ def test_only_what_nobody_expects_has_a_traceback(
 
 
 def test_a_run_that_is_interrupted_says_how_far_it_came(
-    headline: ModuleType,
-    tmp_path: Path,
-    kept: Folder,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, kept: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -115,7 +99,7 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
     assert headline.main(["--runs", str(tmp_path), f"{RUN}:9", "digits/sl"]) == 130
     out, err = capsys.readouterr()
     assert err == "stopped; digits/fedavg is saved up to round 4; the same command goes on\n"
-    assert out == "0 s in all\n"  # and nothing of the next run
+    assert out.endswith(" s in all\n") and out.count("\n") == 1  # nothing of the next run
 
 
 @pytest.mark.parametrize(
@@ -123,24 +107,18 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(
     [
         ("digitz", "unknown recipe 'digitz'; did you mean 'digits'?"),
         ("digits/fedavk", "unknown run 'digits/fedavk'; did you mean 'digits/fedavg' or "),
-        ("smofi_table1/cifar", "unknown run 'smofi_table1/cifar'; did you mean "),
-        ("digits --engine graf", "unknown engine 'graf' in digits; did you mean 'graph' or "),
-        ("digits --device cuda:99", "device 'cuda:99' cannot be used here: "),
         ("digits --data nowhere", "there is no folder nowhere; --data is the one that holds the data sets"),
         ("digits:x", "the rounds of 'digits:x' are no number above 0; write for example digits:20"),
         ("--seconds -5 digits:1", "--seconds is to be above 0, and not -5; see --help"),
-        ("digits:", "the rounds of 'digits:' are no number above 0; write for example digits:20"),
         ("digits:0", "digits:0: rounds is 0; it must be at least 1"),
-        ("digits --rounds x", "argument --rounds: invalid int value: 'x'; see --help"),
         ("digits --set method", "--set 'method' is not key=value; "),
-        ("digits --set methods=sl", "unknown key 'methods' in --set; did you mean 'method'"),
         ("digits --set seed=3", "--set cannot change seed; use --seed"),
         ("--collect out", "there is no run under "),
         ("", "name at least one run, take those of the list with --next, or pack some with --collect; see --help"),
     ],
 )
-def test_a_mistake_is_one_line(
-    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, error: str
+def test_a_mistake_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, error: str
 ) -> None:
     assert headline.main(["--runs", str(tmp_path / "runs"), *words.split()]) == 2
     out, err = capsys.readouterr()
@@ -149,46 +127,28 @@ def test_a_mistake_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_advice_is_in_the_words_of_this_script(
-    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_advice_is_in_the_words_of_this_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert headline.main(["--runs", str(tmp_path / "file"), f"{RUN}:1"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file'} is no folder; choose another --runs\n"
-    assert headline.complain(ConfigError("go on with --resume, or choose another --out"), "it: ") == 2
-    assert capsys.readouterr().err == "error: it: give the same command again, or choose another --runs\n"
 
 
 @pytest.mark.parametrize(
     ("words", "difference"),
     [
-        ("--precision bf16", "precision is 'fp32' there and 'bf16' here"),
-        ("--engine loop", "engine is 'auto' there and 'loop' here"),
         ("--set optimiser.lr=0.5", "optimiser.lr is 0.1 there and 0.5 here"),
-        ("--set method=sfl_v1", "method is 'fedavg' there and 'sfl_v1' here"),
         ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'auto' there and 'loop' here"),
     ],
 )
-def test_a_folder_answers_only_for_the_run_that_it_holds(
-    headline: ModuleType, tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], words: str, difference: str
+def test_a_folder_that_holds_another_run_is_refused(
+    tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], words: str, difference: str
 ) -> None:
     assert headline.main(["--runs", str(tmp_path), f"{RUN}:4", *words.split()]) == 2
     advice = "ask for it as it is, or choose another --runs"
     assert capsys.readouterr() == ("", f"error: {kept.path} holds another run: {difference}; {advice}\n")
 
 
-@pytest.mark.parametrize(("asked", "rounds"), [(4, "4 of 4 rounds"), (1, "4 rounds, 1 asked for")])
-def test_a_finished_run_is_told_of(
-    headline: ModuleType, tmp_path: Path, kept: Folder, capsys: pytest.CaptureFixture[str], asked: int, rounds: str
-) -> None:
-    assert headline.main(["--runs", str(tmp_path), f"{RUN}:{asked}"]) == 0
-    assert capsys.readouterr().out.startswith(
-        f"digits/fedavg: {rounds}, best 40.00 %, final 40.00 %, 121 s of rounds, 128 samples a second, "
-        "engine None; finished before\n"  # 64 samples in half a second
-    )
-
-
-def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleType, kept: Folder) -> None:
+def test_the_pace_leaves_out_the_first_round_of_each_session(kept: Folder) -> None:
     assert headline.pace(kept) == 2 * 64
     headline.note_session(kept, 2, {})  # rounds from 2 on were lost
     assert headline.sessions(kept) == {1, 2}
@@ -196,14 +156,7 @@ def test_the_pace_leaves_out_the_first_round_of_each_session(headline: ModuleTyp
     assert headline.pace(kept) is None
 
 
-@pytest.mark.parametrize(
-    ("number", "text"), [(None, "–"), (0.0312, "0.031"), (3.14, "3.1"), (9.96, "10"), (25.4, "25"), (12345.6, "12,346")]
-)
-def test_a_slow_run_is_not_told_as_nothing(headline: ModuleType, number: float | None, text: str) -> None:
-    assert headline.brief(number) == text
-
-
-def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType) -> None:
+def test_names_are_runs_or_panels_with_rounds_of_their_own() -> None:
     words = ["--runs", "x", "--rounds", "120", "smofi_table2/cifar10:7", "cut_table3_as_run/cifar10/sfl_v2-cut1"]
     runs = headline.chosen(headline.parsed([*words, "--precision", "bf16", "--seed", "3"]))
     names = [run.name for run in recipes.runs("smofi_table2") if "/cifar10/" in run.name]
@@ -213,43 +166,27 @@ def test_names_are_runs_or_panels_with_rounds_of_their_own(headline: ModuleType)
     assert headline.named("digits") == recipes.runs("digits")
 
 
-def test_schedules_stay_those_of_the_whole_run(headline: ModuleType) -> None:
+def test_schedules_stay_those_of_the_whole_run() -> None:
     (run,) = headline.chosen(headline.parsed(["--runs", "x", "cut_table4_as_run/cifar10/sfl_v2-cut1:20"]))
     assert run.optimiser.options["lr"] == {"schedule": "cosine", "lr": 0.001, "rounds": 200}
 
 
-def test_settings_are_those_of_the_command_line(headline: ModuleType) -> None:
+def test_settings_are_those_of_the_command_line() -> None:
     words = ["--runs", "x", RUN, "--set", "method=smofi", "--set", "method.beta=0.3", "--set", "clients=4"]
     (run,) = headline.chosen(headline.parsed(words))
     assert (run.name, run.method.name, run.method.options, run.clients) == (RUN, "smofi", {"beta": 0.3}, 4)
 
 
-def test_without_settings_the_packages_of_the_command_line_are_not_needed() -> None:
-    hidden = "import sys; sys.modules.update(typer=None, rich=None); import headline; headline.chosen(headline.parsed("
-    code = f"{hidden}['--runs', 'x', 'digits']))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "bench", check=True, timeout=60)
-
-
 def test_settings_without_the_packages_of_the_command_line_are_a_mistake(
-    headline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cutlayer.cli", None)
     assert headline.main(["--runs", "x", RUN, "--set", "clients=4"]) == 2
     assert capsys.readouterr().err.startswith("error: --set needs the packages of the command line: ")
 
 
-def test_help_has_the_whole_story(headline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        headline.main(["--help"])
-    text = capsys.readouterr().out
-    assert str(headline.__doc__) in text
-    assert "[RECIPE[/PANEL][/RUN][:ROUNDS] ...]" in text
-
-
-def test_runs_are_packed_with_what_is_needed_of_each_round(
-    headline: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = train(headline, tmp_path / "runs", f"{RUN}:2", "--collect", str(tmp_path / "out"))
+def test_runs_are_packed_with_what_is_needed_of_each_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train(tmp_path / "runs", f"{RUN}:2", "--collect", str(tmp_path / "out"))
     packed = tmp_path / "out" / "headline.tar.gz"
     assert f"{packed}: 1 run, {packed.stat().st_size / 1024:.1f} KiB\n" in capsys.readouterr().out
     with tarfile.open(packed) as archive:

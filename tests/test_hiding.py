@@ -69,7 +69,7 @@ def test_a_pass_that_does_not_fit_is_none_and_not_less() -> None:
         ({"seed": -1}, "seed is -1, but it must be a whole number from 0 up."),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         replace(LLAMA, **change)
     assert str(error.value) == message

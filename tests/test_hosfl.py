@@ -372,7 +372,7 @@ def test_the_cut_tensors_that_they_hold_are_reported(overlap: int) -> None:
     assert [record["history_rounds"] for record in result.history] == [0, 0]  # nobody is behind
 
 
-def test_they_are_the_first_passes_and_no_more() -> None:
+def test_passes_ahead_are_the_first_passes_and_no_more() -> None:
     method = hosfl(overlap=2)
     part, x, seeds = PLAIN.begin(method.model.initial()[0], 0), images(4).x, seeds_of(0)
     ahead = method.client.ahead(part, x, None, seeds)
@@ -578,7 +578,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_settings_that_cannot_be(case: str) -> None:
+def test_impossible_settings_are_refused(case: str) -> None:
     options, message = BAD[case]
     with pytest.raises(ConfigError) as caught:
         hosfl(**options)

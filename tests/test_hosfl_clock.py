@@ -90,7 +90,7 @@ def test_passes_ahead_hide_what_fits_into_the_wait(overlap: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", (0, 2, P))
-def test_they_are_no_more_work(overlap: int) -> None:
+def test_passes_ahead_cost_no_extra_work(overlap: int) -> None:
     """P + 1 forward passes of each client, whenever they run."""
     training = Training(runner=timed(THREE, SIZES, overlap=overlap), rounds=2)
     records = [training.round(), training.round()]

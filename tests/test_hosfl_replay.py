@@ -1,4 +1,4 @@
-"""Specifies how HO-SFL's clients come back: a replayed log, or one download, and the very bits of those who stayed."""
+"""Specifies how HO-SFL's clients catch up: by replaying the log or by one download, to the same bits as the others."""
 
 import os
 import signal
@@ -67,10 +67,10 @@ TURNS = ((0, 1, 2), (0,), (0, 2), (0,), (0,), (0,), (0, 1, 2), (0, 3), (0, 1, 2,
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_who_slept_has_the_bits_of_who_was_awake(
+def test_an_absent_client_replays_to_the_bits_of_those_who_stayed(
     name: str, engine: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of the fed server, which follows every round; also those that come late."""
+    """The bits are also those of the fed server, which follows every round, and of clients that join late."""
     take_turns(monkeypatch, *TURNS)
     sim = world(hosfl(smooth(dtype), OPTIMISERS[name]), engine=engine)
     start = state = sim.start()
@@ -129,7 +129,7 @@ def test_both_engines_replay_a_log_to_the_same_bits(
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_also_where_unequal_parts_are_stacked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacked_unequal_parts_replay_to_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipping aside: a norm over stacked parts may be summed in another order."""
     method, parts, state = sleepers(name, torch.float32, monkeypatch)
     one = parts[1]
@@ -162,7 +162,7 @@ def test_a_replay_is_the_update_round_by_round(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_log_reaches_back_to_the_client_that_is_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that were ever here: a client that never came does not hold it."""
+    """A client that never took part does not count."""
     take_turns(monkeypatch, *TURNS)
     sim = world(hosfl())
     found = states(sim, len(TURNS))
@@ -202,7 +202,7 @@ VECTORS = {"sgd": 1, "momentum": 2, "adamw": 3}
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VECTORS)
-def test_who_was_away_for_longer_than_the_log_downloads_once(
+def test_a_client_absent_for_longer_than_the_log_downloads_once(
     name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4 d_c bytes, 8 with momentum, 12 with Adam, the round's number, and nothing of the log."""
@@ -243,7 +243,7 @@ def test_a_client_that_lost_its_part_downloads_it(engine: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_is_ahead_of_a_restored_server_downloads(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it kept of rounds that are no more is not built upon."""
+    """What the client kept of the lost rounds is not used."""
     take_turns(monkeypatch, *[(0, 1, 2)] * 6)
     sim = world(hosfl(smooth(torch.float32), OPTIMISERS["adamw"]), engine=engine)
     found = states(sim, 6)
@@ -255,7 +255,9 @@ def test_a_client_that_is_ahead_of_a_restored_server_downloads(engine: str, monk
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_also_if_it_comes_when_the_server_is_ahead_again(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_ahead_of_a_restored_server_downloads_even_if_it_returns_later(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rounds since then were others than those that the client has seen."""
     take_turns(monkeypatch, *[(0, 1, 2)] * 6)
     sim = world(hosfl(smooth(torch.float32), OPTIMISERS["adamw"]), engine=engine)
@@ -286,7 +288,7 @@ def broken(*clients: int) -> Arrays:
 def test_a_client_whose_slopes_are_not_finite_is_left_out(
     agg: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if it had not been there; but it moves with the others."""
+    """The mean is without it, but it receives the update like the others."""
     method = hosfl(opt=OPTIMISERS["adamw"], agg=agg)
     take_turns(monkeypatch, *[(0, 1, 2)] * 3)
     sim = world(method, data=broken(1), engine=engine)
@@ -301,7 +303,7 @@ def test_a_client_whose_slopes_are_not_finite_is_left_out(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ("sgd", "nesterov, decay and a schedule", "adamw"))
-def test_if_nobody_is_finite_everyone_stands_still_and_later_replays_that(
+def test_a_round_without_finite_clients_changes_nothing_and_replays_so(
     name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_turns(monkeypatch, (0, 1), (0,), (2, 3), (0,), (0, 1))
@@ -318,7 +320,7 @@ def test_if_nobody_is_finite_everyone_stands_still_and_later_replays_that(
     assert same(kept(sim, 1).value, found[5].client.tree) and same(kept(sim, 0).value, found[5].client.tree)
 
 
-def test_choosing_an_engine_leaves_no_memory() -> None:
+def test_choosing_an_engine_leaves_nothing_in_the_clients_memory() -> None:
     sim, plain = (world(hosfl(), engine=engine) for engine in ("vmap", "loop"))
     sim.round(sim.start())
     plain.round(plain.start())

@@ -129,7 +129,7 @@ def test_a_group_is_one_pass_through_the_layers(monkeypatch: pytest.MonkeyPatch)
         assert len(calls) == 1 + passes
 
 
-def test_what_a_pass_writes_into_buffers_is_forgotten() -> None:
+def test_buffers_are_unchanged_by_perturbed_passes() -> None:
     method = of_five(drifting(), side_by_side=FIVE)
     part, x = PLAIN.begin(method.model.initial()[0], 0), images(4).x
     z = method.client.forward(part, x, None)
@@ -157,7 +157,7 @@ def test_convolutions_with_frozen_norms_stack_twice(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_replay_has_the_bits_of_who_was_awake(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_has_the_bits_of_those_who_stayed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_turns(monkeypatch, (0, 1, 2), (0,), (0, 2), (0,), (0, 1, 2))
     sim = world(hosfl(opt=optim.adamw(0.01), side_by_side=P), engine=engine)
     last = states(sim, 5)[-1]
@@ -178,7 +178,7 @@ def test_the_cut_tensors_of_a_group_are_reported(overlap: int, num: int) -> None
 
 
 @pytest.mark.slow
-def test_they_are_what_is_held() -> None:
+def test_the_reported_cut_tensors_are_those_held() -> None:
     """A client of one layer makes nothing but cut tensors."""
     net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
     x = torch.randn(1 << 15, 8)
@@ -208,7 +208,7 @@ def test_the_clock_counts_the_same_work(engine: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("num", (0, 4, -1, 1.5, True))
-def test_groups_that_cannot_be(num: Any) -> None:
+def test_impossible_groups_are_refused(num: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         hosfl(side_by_side=num)
     wanted = "a whole number from 1 to 3, the perturbations."
@@ -230,14 +230,14 @@ def test_a_model_that_draws_is_refused() -> None:
 
 
 class Noisy(nn.Module):
-    """Draws without saying so."""
+    """Draws random numbers without declaring it."""
 
     def forward(self, x: Tensor) -> Tensor:
         noise: Tensor = getattr(torch, "rand" + "_like")(x)
         return x + noise
 
 
-def test_one_that_turns_out_to_draw_is_refused_in_its_first_round() -> None:
+def test_a_model_that_draws_unannounced_is_refused_in_its_first_round() -> None:
     net = smooth()
     net[0].append(Noisy())  # type: ignore[operator]
     sim = world(hosfl(net, side_by_side=2))

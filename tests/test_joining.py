@@ -65,7 +65,7 @@ def test_a_device_reads_its_own_file_as_the_run_says(tmp_path: Path) -> None:
     assert device.data.y.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_leaves_is_what_the_methods_functions_give() -> None:
+def test_a_device_sends_only_what_the_methods_functions_give() -> None:
     names = {name: leaving(Program(method_of(replace(RUN, method=Choice(name))))) for name in ("fedavg", "hosfl")}
     assert names["fedavg"] == [MODEL, STATISTICS]
     assert LABELS in names["hosfl"] and GRADIENTS not in names["hosfl"] and MODEL not in names["hosfl"]
@@ -138,7 +138,7 @@ def test_raw_inputs_leave_only_if_the_device_says_so() -> None:
     assert DeviceSettings(data="digits", raw=True).ready(welcome(replace(RUN, cut=0))).client == 1
 
 
-def test_a_kind_that_there_is_not_is_refused_at_once() -> None:
+def test_an_unknown_kind_is_refused_at_once() -> None:
     with pytest.raises(CutlayerError, match="unknown kind 'label'; did you mean 'labels'"):
         DeviceSettings(data="digits", never=frozenset({"label"}))
 
@@ -271,7 +271,7 @@ METHODS = {"mine": mine}
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    """The registries as they were."""
+    """Restore the registries after the test."""
     before = dict(methods.METHODS), dict(models.MODELS)
     yield
     for table, entries in zip((methods.METHODS, models.MODELS), before, strict=True):

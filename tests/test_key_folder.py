@@ -258,7 +258,7 @@ class TestRegister:
             "and copy the new clients.toml to the servers"
         )
 
-    def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+    def test_the_register_is_read_as_it_was_written(self, tmp_path: Path) -> None:
         register = Register().adding(["a.b", "c", "d_e"]).revoking(["c"])
         (tmp_path / "clients.toml").write_text(register.as_toml())
         assert Register.read(tmp_path / "clients.toml") == register
@@ -316,7 +316,7 @@ class TestCommand:
             raise result.exception
         return result.output
 
-    def test_it_says_what_was_made_and_what_to_copy_where(
+    def test_the_command_says_what_was_made_and_what_to_copy_where(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -328,7 +328,7 @@ class TestCommand:
         assert "Copy each folder whole to its owner, by a safe way: there is a private key in it.\n" in text
         assert "keys/ca.key stays here: whoever has it can make certificates.\n" in text
 
-    def test_it_says_what_has_changed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_command_says_what_has_changed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(folder.parent)
         text = self.run("keys", "--revoke", "ann", "--renew", "bob")
         ends = f"{read(folder / 'clients/bob').not_valid_after_utc:%Y-%m-%d}"
@@ -341,7 +341,7 @@ class TestCommand:
         ) in text
         assert "The certificate before a renewal stays good until it expires." in text
 
-    def test_without_options_it_shows_who_is_there(self, folder: Path) -> None:
+    def test_without_options_the_command_lists_the_clients(self, folder: Path) -> None:
         rows = json.loads(self.run(str(folder), "--json"))["parties"]
         assert [(row["name"], row["role"], row["number"], row["state"]) for row in rows] == [
             ("train", "server", None, "as before"),
@@ -350,7 +350,7 @@ class TestCommand:
             ("bob", "client", 1, "as before"),
         ]
 
-    def test_it_says_which_package_is_missing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_command_says_which_package_is_missing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, "cutlayer.remote.identity.key_folder")
         monkeypatch.delattr("cutlayer.remote.identity.key_folder")
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)

@@ -221,7 +221,9 @@ class TestBase:
         fresh.load_state_dict(split.export(Model.joined(*split.initial())))
         assert torch.equal(fresh(texts()), split.model(texts()))
 
-    def test_what_trains_cannot_be_preloaded(self, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_trained_parameters_cannot_be_preloaded(
+        self, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(CausalLM, "preloaded", lambda self: dict(self.named_parameters()))
         with pytest.raises(CutError, match=r"lora_A.default.weight' trains, so it cannot be preloaded at"):
             Split(model(folders["llama"]), 1)

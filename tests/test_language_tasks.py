@@ -206,7 +206,7 @@ class TestPlainText:
         with pytest.raises(DataError, match=r"text.txt: its 2 tokens do not make two windows of 256"):
             sources.task("text", tmp_path).encode(tokenizer())
 
-    def test_it_trains(self, tmp_path: Path) -> None:
+    def test_a_text_task_trains(self, tmp_path: Path) -> None:
         (tmp_path / "text.txt").write_text("a fine film It was good ? " * 40)
         options = {"path": saved(tmp_path / "model"), "max_length": 6}
         run = Run(

@@ -116,7 +116,7 @@ def checked(x, y, sample):
     return str(caught.value)
 
 
-def test_what_is_checked_gets_its_type_and_its_classes():
+def test_checked_data_gets_its_type_and_its_classes():
     arrays = from_arrays(np.eye(4), np.array([0, 0, 1, 1]), groups=["a", "b", "a", "b"])
     found = Sample(shape=(4,), classes=7, dtype="float64").checked(arrays)
     assert (found.x.dtype, found.y.dtype, found.num_classes) == (torch.float64, torch.int64, 7)
@@ -127,7 +127,7 @@ def test_what_is_checked_gets_its_type_and_its_classes():
     assert (tokens.x.dtype, tokens.num_classes) == (torch.int64, None)
 
 
-def test_what_is_checked_has_one_input_for_each_of_some_samples():
+def test_checked_data_has_one_input_per_sample():
     x, y = torch.zeros(2, 4), torch.zeros(2).long()
     both = checked({"a": x, "b": x}, y, FOUR)
     assert both == "a sample has the inputs a, b; give one input of the shape (4,)"
@@ -499,7 +499,7 @@ def test_pictures_that_are_refused(tmp_path):
     )
 
 
-def test_what_is_no_picture_is_left_out_and_told(tmp_path, caplog):
+def test_files_that_are_no_pictures_are_skipped_with_a_warning(tmp_path, caplog):
     caplog.set_level(logging.INFO, "cutlayer")
     picture(tmp_path / "d" / "0" / "a.png")
     (tmp_path / "d" / "0" / "notes.txt").write_text("")

@@ -27,7 +27,7 @@ def values(memory: Memory, name: str = NAME) -> dict[int, float]:
     return {j: float(k.value["w"][0]) for j, k in memory.of(name).items()}
 
 
-def test_what_was_kept_is_recalled_with_its_version() -> None:
+def test_a_kept_value_is_recalled_with_its_version() -> None:
     memory = Memory()
     everyone = Memories(memory, (0, 1, 2))
     assert everyone.versions(NAME) == {} and everyone.recall(NAME).ids == ()
@@ -40,7 +40,7 @@ def test_what_was_kept_is_recalled_with_its_version() -> None:
     assert everyone.versions(NAME) == {0: 3, 1: 4} and values(memory) == {0: 1.0, 1: 5.0}
 
 
-def test_names_are_apart() -> None:
+def test_values_of_different_names_do_not_mix() -> None:
     memory = Memory()
     everyone = Memories(memory, (0,))
     everyone.keep("a", own(c0=number(1.0)), 1)
@@ -73,7 +73,7 @@ def test_equal_values_of_one_version_are_one_copy_and_sit_together() -> None:
     assert [(b.ids, b.stacked) for b in everyone.recall(NAME).blocks] == [((0, 1, 3), False), ((2,), False)]
 
 
-def test_also_those_that_are_kept_later_or_come_stacked() -> None:
+def test_equal_values_kept_later_or_stacked_are_one_copy_too() -> None:
     memory = Memory()
     Memories(memory, (0,)).keep(NAME, own(c0=number(1.0)), 1)
     stacked = PerClient("clients", [Block((1, 2), {"w": torch.tensor([[1.0, 1.0], [2.0, 2.0]]).double()}, True)])
@@ -92,7 +92,7 @@ ALMOST = {
 
 
 @pytest.mark.parametrize("case", ALMOST)
-def test_what_is_only_almost_equal_is_not(case: str) -> None:
+def test_almost_equal_values_are_not_one_copy(case: str) -> None:
     memory = Memory()
     value, version = ALMOST[case]
     Memories(memory, (0,)).keep(NAME, own(c0=number(1.0)), 1)
@@ -111,7 +111,7 @@ def test_a_kept_value_is_in_memory_of_its_own() -> None:
     assert held.is_contiguous() and held.untyped_storage().nbytes() == held.nbytes
 
 
-def test_what_comes_back_is_there_when_it_was() -> None:
+def test_a_recalled_value_keeps_its_time() -> None:
     value = PerClient("clients", [Block((0,), number(1.0), stacked=False)], ready={0: 2.5})
     memory = Memories(Memory(), (0,))
     assert memory.keep(NAME, value, 1).ready == {0: 2.5}

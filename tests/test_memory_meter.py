@@ -30,7 +30,7 @@ def test_a_tensor_is_its_bytes() -> None:
     assert peak(lambda: None, CPU) == 0
 
 
-def test_what_was_freed_does_not_count_and_what_was_there_neither() -> None:
+def test_memory_freed_or_allocated_before_does_not_count() -> None:
     x = torch.ones(N)
 
     def chain() -> Tensor:
@@ -68,7 +68,7 @@ def test_temporaries_inside_an_operation_count() -> None:
     assert peak(lambda: torch.logsumexp(x, 0), CPU) >= TENSOR  # the result is one number
 
 
-def test_what_stays_behind_does_not_disturb_the_next_measurement() -> None:
+def test_leftovers_do_not_disturb_the_next_measurement() -> None:
     kept = []
     assert peak(lambda: kept.append(torch.empty(N)), CPU) == TENSOR
     kept.clear()
@@ -76,14 +76,14 @@ def test_what_stays_behind_does_not_disturb_the_next_measurement() -> None:
     assert peak(lambda: (torch.empty(N), other.clear(), torch.empty(2 * N))[-1], CPU) == 3 * TENSOR
 
 
-def test_only_what_was_taken_can_be_given_back() -> None:
+def test_freeing_an_unknown_block_does_not_lower_the_peak() -> None:
     assert highest([]) == 0
     assert highest([(1, 10), (2, 5), (1, -10), (3, 7), (2, -5)]) == 15
     assert highest([(9, -100), (1, 10), (9, -100), (2, 5)]) == 15
     assert highest([(1, 10), (1, -10), (1, 12)]) == 12  # the address again
 
 
-def test_the_work_is_done_once_and_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_measured_function_runs_once_and_quietly(capfd: pytest.CaptureFixture[str]) -> None:
     done = []
     peak(lambda: done.append(torch.empty(N).sum()), CPU)
     assert len(done) == 1
@@ -129,7 +129,7 @@ def rows_of(found: ClientMemory, work: str) -> list[Footprint]:
     return [row for row in found.rows if row.work == work]
 
 
-def test_what_a_client_holds_besides_its_step(narrow: ClientMemory) -> None:
+def test_memory_that_a_client_holds_besides_its_step(narrow: ClientMemory) -> None:
     assert narrow.cut_tensor == CUT
     named = [(row.work, row.overlap) for row in narrow.rows]
     hybrids = [("HO-SFL", 0), ("HO-SFL", 2), ("HO-SFL", 5)]

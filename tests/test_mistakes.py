@@ -1,4 +1,4 @@
-"""Specifies how mistakes that show only when a model meets its data are told of: early, in words, with no harm done."""
+"""Specifies errors that show only when a model meets its data: they come early, are explained, and change nothing."""
 
 import functools
 import logging
@@ -163,7 +163,7 @@ def test_the_command_line_prints_it_as_one_line(
 # -- a rehearsal ---------------------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_changes_neither_the_module_nor_the_generators() -> None:
+def test_a_dry_run_changes_neither_the_module_nor_the_generators() -> None:
     split = Split(flat(nn.BatchNorm1d(8), nn.Dropout(0.5)), 2)
     before = {k: v.clone() for k, v in split.model.state_dict().items()}
     state = torch.get_rng_state()
@@ -286,7 +286,7 @@ def test_hidden_randomness_is_drawn_from_the_seed_as_well(
     assert messages(caplog) == ([] if engine == "loop" else [reason] * 3)
 
 
-def test_what_a_rehearsal_found_stays_with_the_split_wherever_it_goes() -> None:
+def test_a_dry_runs_findings_stay_with_the_split() -> None:
     split, few = Split(flat(Noisy()), 1), images(2)
     split.rehearse(few.x, few.y)
     for other in (split.with_cut(3), pickle.loads(pickle.dumps(split))):

@@ -48,7 +48,7 @@ def method(split: Split | None = None, **options: Any) -> UnbalancedZeroth:
 
 
 def halves(sim: Simulation) -> tuple[Model, Model]:
-    """After a round."""
+    """Return both halves after a round."""
     state = run(sim, 1)
     return state.client.tree, state.server.tree
 
@@ -227,7 +227,7 @@ def test_a_client_whose_difference_alone_is_not_finite_is_told_of_as_stopped() -
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_models_that_cannot_be_trained_are_refused() -> None:
     with pytest.raises(ConfigError) as u_shape:
         method(Split(resnet("group"), 1, head=4))
     assert str(u_shape.value) == "MU-SplitFed needs the labels and the last layers at the server; leave the head out"
@@ -280,7 +280,7 @@ def test_a_round_of_several_steps_is_refused() -> None:
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_learns_the_digits() -> None:
+def test_mu_splitfed_learns_the_digits() -> None:
     digits = cutlayer.load("digits")
     result = cutlayer.train(
         method(Split(digits_net(), 2), global_lr=1.0),

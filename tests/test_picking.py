@@ -72,7 +72,7 @@ def test_the_three_shortcuts_of_a_residual_network_are_picked_and_nothing_else()
     assert strides(rewritten(run, x, *values)).count([2, 2]) == 3
 
 
-def test_what_is_compiled_has_its_pixels_picked(monkeypatch: pytest.MonkeyPatch, eager: list[int]) -> None:
+def test_compiled_functions_have_their_pixels_picked(monkeypatch: pytest.MonkeyPatch, eager: list[int]) -> None:
     run, *values = convolution(stride=2)
     given = pictures(3, 4, 6, 8), *values
     sizes = []

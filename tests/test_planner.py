@@ -144,7 +144,7 @@ def test_the_usual_plan_is_clipped_to_what_fits() -> None:
     assert (before.batches[19], before.cuts[19]) == (7, 8)
 
 
-def test_what_binds_each_batch() -> None:
+def test_the_binding_limit_of_each_batch() -> None:
     problem = uneven(0)
     costs = problem.costs
     memory = np.full(20, np.inf)

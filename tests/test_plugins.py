@@ -71,7 +71,7 @@ SAME = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The tables as they were; installed packages are looked for anew."""
+    """Restore the tables after the test; installed packages are searched again."""
     tables = registry.TABLES.values()
     before = [(dict(table.data), dict(table.origins)) for table in tables]
     registry._groups[:] = ["cutlayer.plugins"]
@@ -116,7 +116,7 @@ def test_one_file_brings_a_method_a_model_data_and_an_optimiser(say: Any, tmp_pa
     assert ours.read_text() == theirs.read_text() and len(ours.read_text().splitlines()) == 2
 
 
-def test_what_a_plugin_brings_is_listed_with_its_file(say: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_names_of_a_plugin_are_listed_with_its_file(say: Any, tmp_path: Path) -> None:  # noqa: F811
     written(tmp_path / "mine.py", ROOM + TABLES + 'SAMPLERS = {"first": lambda ids, num, key: tuple(ids[:num])}')
     found = say("list", "--plugin", "mine.py", "--json").json
     assert list(found) == ["recipes", *(word.lower() for word in ALL.split(", "))]

@@ -261,7 +261,7 @@ def test_a_device_that_fits_no_cut_is_left_out_of_every_baseline_with_a_note(nam
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_where_nobody_fits_there_is_no_round(name: str) -> None:
+def test_without_a_device_that_fits_there_is_no_round(name: str) -> None:
     with pytest.raises(InfeasibleError) as caught:
         plan(policy(*BASELINES[name], devices=TIGHT), (3,))
     assert caught.value.why == "infeasible_memory"

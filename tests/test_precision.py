@@ -48,7 +48,7 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def settings() -> tuple[Any, ...]:
-    """Torch's own, that a precision changes."""
+    """Return those settings of torch that a precision changes."""
     backends = torch.backends
     tf32 = [home.fp32_precision for home in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
     return *tf32, backends.cudnn.deterministic, backends.cudnn.benchmark, torch.is_autocast_enabled("cpu")

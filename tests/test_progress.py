@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cutlayer.cli import progress
-from cutlayer.cli.progress import Bar, Lines, Status
+from cutlayer.cli.progress import Lines, Status
 from cutlayer.runs.config import Run
 
 TWENTY = Run(rounds=20)
@@ -64,17 +63,6 @@ def test_rounds_count_where_they_end_the_run_sooner() -> None:
     assert Status(BUDGET, []).share == 0
 
 
-def test_what_is_known_stays() -> None:
+def test_the_last_known_accuracy_stays_on_the_line() -> None:
     status = Status(TWENTY, [record(1, test_accuracy=0.5, stopped=1), record(2, stopped=2)])
     assert str(status) == "accuracy 50.0 %, loss 0.500, 10 B, 3 stopped"
-
-
-def test_the_bar_is_as_long_as_the_run_is_far() -> None:
-    bars = progress._bars(Console(file=io.StringIO()))
-    bar = Bar(bars)
-    bar.begin("mine", BUDGET, [record(1)])
-    (task,) = bars.tasks
-    assert (task.percentage, task.fields["place"]) == (8.0, "1/2000, 80/1,000 samples")
-    bar.round(record(5))
-    assert (task.percentage, task.fields["place"]) == (40.0, "5/2000, 400/1,000 samples")
-    assert task.fields["status"] == "accuracy –, loss 0.500, 10 B"

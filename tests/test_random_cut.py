@@ -27,7 +27,7 @@ PLAIN, MOMENTUM = optim.sgd(0.1), optim.sgd(0.05, momentum=0.9)
 
 
 def smofi(cut: int = 1, head: int | None = None, **options: Any) -> SplitFed:
-    """At a fixed cut."""
+    """SMoFi at a fixed cut."""
     split = Split(resnet(), cut, head=head)
     method = methods.smofi(model=split, client_opt=MOMENTUM, server_opt=MOMENTUM, **options)
     assert isinstance(method, SplitFed)

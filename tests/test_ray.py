@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import SEED, agree, clients_of, fit_for, images, resnet, run, simulation
 from in_process import deployment
-from test_engines_agree import CASES, HETEROGENEOUS, OPTIMISERS, Outcome, must_agree, on_loop, outcome
+from test_engines_agree import CASES, HETEROGENEOUS, ONE_OF_EACH, OPTIMISERS, Outcome, must_agree, on_loop, outcome
 from torch import nn
 
 from cutlayer import methods, optim, plugins
@@ -109,7 +109,7 @@ ALONE = """
 
 
 def alone(folder: Path, **environment: str) -> dict[str, Any]:
-    """What a script of its own says after a run on ray and one on loop."""
+    """The output of a separate script that runs on ray and on loop."""
     script = folder / "alone.py"
     script.write_text(textwrap.dedent(ALONE), encoding="utf-8")
     there = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | environment
@@ -160,9 +160,6 @@ def test_a_round_on_ray_gives_the_loop_engines_numbers(cluster: None) -> None:
     must_agree(on_ray("sfl_v1", "u-shaped"), on_loop("sfl_v1", "momentum", "u-shaped", torch.float64), 0.0)
 
 
-ONE_OF_EACH = {case.name: name for name, case in reversed(CASES.items())}  # the variants are the queue's business
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*ONE_OF_EACH.values(), "hasfl planned", "smofi random cut"])
 def test_every_method_on_ray_gives_the_loop_engines_numbers(case: str, cluster: None) -> None:
@@ -170,7 +167,7 @@ def test_every_method_on_ray_gives_the_loop_engines_numbers(case: str, cluster: 
 
 
 @pytest.mark.slow
-def test_what_goes_to_all_clients_lies_in_the_store_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_for_all_clients_is_stored_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     sim = simulation(method_of("fedavg"), engine="ray")
     assert len(actors(sim)) == 2
     put, stored = ray.put, []

@@ -109,7 +109,7 @@ def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_h
 ) -> None:
     """It is killed after a round begins and before its first request, and had not yet saved what it kept last."""
     case = CASES["hosfl"]
-    there = deployment(method_of("hosfl"), images(), clients_of(), batching=case.batching, seed=SEED, deadline=0.2)
+    there = deployment(method_of("hosfl"), images(), clients_of(), batching=case.batching, seed=SEED, deadline=2.0)
     back = device(there.method, images(), clients_of(), case.batching, 2)
     state = there.round(there.start())
     held = there.backend.sessions.get(2)
@@ -134,7 +134,7 @@ def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_h
 def test_a_run_that_diverges_ends_with_the_reason() -> None:
     batching, opt = CASES["sfl_v1"].batching, optim.sgd(1e300)
     method = methods.build("sfl_v1", Split(resnet(), 1), opt, opt)
-    there = deployment(method, images(), clients_of(), batching=batching, seed=SEED, deadline=0.2)
+    there = deployment(method, images(), clients_of(), batching=batching, seed=SEED, deadline=2.0)
 
     def all_back(round: int) -> tuple[int, ...]:
         for j in {*range(len(clients_of()))} - there.backend.sessions.present().keys():

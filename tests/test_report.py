@@ -140,25 +140,18 @@ def test_without_fedavg_the_best_run_is_the_reference(tmp_path: Path) -> None:
     assert (panel.target, panel.rule) == (0.45, "0.9 × the best accuracy of all runs, that of sfl_v1")
 
 
-def test_one_run_alone_is_not_raced_against_itself(tmp_path: Path) -> None:
+def test_one_run_alone_has_no_target(tmp_path: Path) -> None:
     left(tmp_path, SPLIT, [0.1, 0.5], seed=0, simulated=60)
     left(tmp_path, SPLIT, [0.1, 0.5], seed=1, simulated=60)
     comparison = report.compare(report.find([tmp_path]))
-    lines = printed(comparison)
-    assert lines[1] == "run seeds rounds accuracy % accuracy % MiB MiB seconds"
-    assert lines[3:] == [
-        "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 4.0 2.0 1.0",
+    row = rows(comparison)["sfl_v1"]
+    assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
+    assert printed(comparison)[-2:] == [
         "no target: this run has no other to be compared with; `cutlayer compare --target` sets one;",
         "simulated time of all rounds: 120.0 s",
     ]
-    row = rows(comparison)["sfl_v1"]
-    assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
     given = printed(report.compare(report.find([tmp_path]), 0.4))
-    assert given[1] == "run seeds rounds accuracy % accuracy % R min MiB MiB seconds"
     assert given[3] == "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 2 2.00 4.0 2.0 1.0"
-    assert " ".join(given[4:]) == (
-        "R: first round that reaches the target 40.0 % (as given); T: simulated time until then"
-    )
 
 
 def test_a_run_of_that_name_is_the_reference_whatever_its_options(tmp_path: Path) -> None:
@@ -198,14 +191,14 @@ def test_labels_are_as_short_as_tells_them_apart(tmp_path: Path) -> None:
     assert labels() == [str(tmp_path / name) for name in ("again/paper/fedavg", "other/fedavg", "paper/fedavg")]
 
 
-def test_the_length_of_a_run_does_not_part_seeds(tmp_path: Path) -> None:
+def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     left(tmp_path, replace(FEDAVG, rounds=2), [0.5, 0.5], seed=10)
     left(tmp_path, FEDAVG, [0.5, 0.5, 0.5], seed=2)
     (group,) = alone(report.compare(report.find([tmp_path, tmp_path / "paper"]))).groups
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
-def test_the_same_run_twice_is_no_evidence(tmp_path: Path) -> None:
+def test_the_same_run_with_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
     left(tmp_path / "a", FEDAVG, [0.5])
     left(tmp_path / "b", FEDAVG, [0.5])
     one, two = (tmp_path / name / "paper/fedavg/seed-0" for name in "ab")
@@ -273,24 +266,16 @@ def test_names_that_agree_up_to_the_last_word_are_one_panel(table: Recipe, tmp_p
         ("table/images", ["fedavg", "split"], 0.4, "0.5 × the best accuracy of fedavg"),
         ("table/sounds", ["fedavg"], 0.7, "as the paper sets it"),
     ]
-    assert [row["panel"] for row in comparison.as_dict()["runs"]] == ["paper", *["table/images"] * 2, "table/sounds"]
     assert {p.target for p in report.compare(report.find([tmp_path]), 0.8).panels} == {0.8}
-    names = [panel.name for panel in comparison.panels]
-    assert [line for line in printed(comparison) if line in names] == names
 
 
-def test_a_family_is_raced_against_its_own_base(table: Recipe, tmp_path: Path) -> None:
+def test_speed_ups_of_a_family_are_against_its_own_base(table: Recipe, tmp_path: Path) -> None:
     left(tmp_path, RUNS["split"], [0.5, 0.5, 0.5, 0.5])
     left(tmp_path, RUNS["fedprox+split"], [0.1, 0.5, 0.5, 0.5])
     left(tmp_path, RUNS["fedprox"], [0.1, 0.1, 0.5, 0.5])
     left(tmp_path, BASE, [0.1, 0.1, 0.1, 0.6])
     comparison = report.compare(report.find([tmp_path]))  # to 0.3
-    assert [g.label for g in alone(comparison).groups] == [
-        "fedavg",
-        "fedprox",
-        "fedprox+split",
-        "split",
-    ]  # the recipe's
+    assert [g.label for g in alone(comparison).groups] == [*RUNS]  # the recipe's order
     speed_ups = {label: row["speed_up"] for label, row in rows(comparison).items()}
     assert speed_ups == {"fedavg": 1.0, "fedprox": 1.0, "fedprox+split": 1.5, "split": 4.0}
     assert "speed-up against the base of each family: fedavg, fedprox" in " ".join(printed(comparison))
@@ -305,10 +290,6 @@ def test_a_papers_numbers_stand_beside_ours(table: Recipe, tmp_path: Path) -> No
     comparison = report.compare(report.find([tmp_path]))
     # the target 0.5 · (0.8 + 0.7) / 2 = 0.375 is reached in rounds 2 and 3: after 2 and 6 hours
     lines = printed(comparison)
-    assert lines[:2] == [
-        "best paper paper speed- paper T paper",
-        "run seeds rounds accuracy % accuracy % R R up speed-up h T h",
-    ]
     assert lines[3] == "fedavg 2 4 75.00 ± 7.07 77.16 ± 0.11 2.5 258 1.00× 1.00× 4.00 28.62"
     assert lines[4] == "split 1 4 12.35 80.00 >4 >1000 – – >2.00 –"
     assert lines[-3:] == [
@@ -316,59 +297,33 @@ def test_a_papers_numbers_stand_beside_ours(table: Recipe, tmp_path: Path) -> No
         "the paper says: splitting helps.",
         "note: the paper gives no seeds.",
     ]
-    assert " ".join(lines[5:-3]) == (
-        "R: first round that reaches the target 37.5 % (0.5 × the best accuracy of fedavg); "
-        "T: simulated time until then; speed-up against fedavg"
-    )
     fedavg = rows(comparison)["fedavg"]
     assert (fedavg["simulated_seconds"], fedavg["simulated_seconds_to_target"]) == (21600, 14400)
     printed_there = {"accuracy": 77.16, "std": 0.11, "rounds": "258", "speed_up": 1.0, "hours": "28.62"}
     assert fedavg["published"] == {**printed_there, "points_below": "", "times_first": ""}
-    (panel,) = comparison.as_dict()["panels"]
-    assert (panel["source"], panel["claims"], panel["notes"]) == (table.source, [*table.claims], [*table.notes])
-
-
-def test_times_have_one_unit_in_a_panel(tmp_path: Path) -> None:
-    left(tmp_path, FEDAVG, [0.2, 0.5, 0.8, 0.7], simulated=45)
-    left(tmp_path, SPLIT, [0.8, 0.8, 0.8, 0.8], simulated=6)
-    lines = printed(report.compare(report.find([tmp_path])), width=120)
-    assert lines[1].split()[-5:-3] == ["up", "min"]
-    assert lines[3].startswith("fedavg 1 4 80.0 70.0 3 1.00× 2.25 ")
-    assert lines[4].startswith("sfl_v1 1 4 80.0 80.0 1 3.00× 0.10 ")
-    assert [time_unit(s) for s in (59, 60, 3600)] == [("s", 1), ("min", 60), ("h", 3600)]
 
 
 def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> None:
-    changed = replace(
-        BASE,
-        name="table@0.1/images/fedavg",
-        clients=10,
-        rounds=2,
-        per_round=5,
-        engine="loop",
-        optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.9}),
-        model=Choice("mlp"),
-    )
+    sgd = Choice("sgd", {"lr": 0.1, "momentum": 0.9})
+    changed = replace(BASE, name="table@0.1/images/fedavg", clients=10, rounds=2, engine="loop", optimiser=sgd)
     left(tmp_path, changed, [0.2, 0.5], seed=3)
     left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10), [0.2, 0.5])
     panel = alone(report.compare(report.find([tmp_path])))
     assert panel.departures == (
         "clients 10 instead of 100",
-        "model mlp instead of cnn",
         "optimiser.lr 0.1 instead of 0.05",
         "rounds 2 instead of 4",
-        "per_round 5 instead of none",
         "optimiser.momentum 0.9 instead of none",
     )
     text = " ".join(printed(report.compare(report.find([tmp_path])), 200))
-    assert "these runs are not the paper's setting: clients 10 instead of 100, model mlp instead of cnn, " in text
+    assert "these runs are not the paper's setting: clients 10 instead of 100, optimiser.lr 0.1 " in text
     assert "77.16 ± 0.11" in text
 
 
 # -- by samples --------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_axis_is_samples_so_is_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runs_compared_by_samples_have_targets_in_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A round is 8 samples of all clients here, and means nothing between methods with rounds of their own length."""
     runs = tuple(replace(BASE, name=f"paced/all/{label}") for label in ("first", "second", "third"))
     recipe = Recipe(runs=runs, source="ours", axis="samples", targets={"paced/all": 0.5})
@@ -379,15 +334,7 @@ def test_where_the_axis_is_samples_so_is_the_race(monkeypatch: pytest.MonkeyPatc
     panel = alone(comparison)
     assert [g.samples_to(panel.target) for g in panel.groups] == [24, 8, None]
     assert [panel.speed_up(g) for g in panel.groups] == [1 / 3, 1.0, None]
-    lines = printed(comparison, 140)
-    assert lines[1].startswith("run seeds rounds samples accuracy % accuracy % target up ")
-    assert lines[3].startswith("first 1 3 24 50.0 50.0 24 0.33× ")
-    assert lines[4].startswith("second 1 2 16 60.0 40.0 8 1.00× ")
-    assert lines[5].startswith("third 1 2 16 20.0 20.0 – – ")
-    assert " ".join(lines[6:]).startswith(
-        "samples until the first evaluation that reaches the target 50.0 % (as the recipe sets it); speed-up against "
-        "second"
-    )
+    assert printed(comparison, 140)[3].startswith("first 1 3 24 50.0 50.0 24 0.33× ")
 
 
 # -- by simulated time -------------------------------------------------------------------------------------------------
@@ -401,7 +348,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     monkeypatch.setitem(recipes.RECIPES, "clock", lambda: recipe)
 
 
-def test_a_race_by_simulated_time_is_against_the_first_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ratios_of_simulated_time_are_against_the_first_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
     first, second, third = recipes.runs("clock")
     left(tmp_path, first, [0.1, 0.5, 0.5], seed=0, simulated=10)  # 20 s
@@ -415,20 +362,14 @@ def test_a_race_by_simulated_time_is_against_the_first_run(monkeypatch: pytest.M
     assert (panel.target, panel.rule) == (0.5, "as the recipe sets it")
     assert [panel.times_reference(g) for g in panel.groups] == [(1.0, True), (2.0, True), (6.0, False)]
     lines = printed(comparison, 140)
-    assert lines[1] == "run seeds rounds accuracy % accuracy % R min ÷ first MiB MiB seconds"
     assert lines[3].startswith("first 2 3 50.0 ± 0.0 50.0 ± 0.0 2.5 0.42 ± 0.12 1.00× ")
-    assert lines[4].startswith("second 2 2 60.0 ± 0.0 60.0 ± 0.0 1 0.83 ± 0.00 2.00× ")
     assert lines[5].startswith("third 2 2 30.0 ± 28.3 10.0 ± 0.0 1 (1/2) 1.67 >6.00× ")
-    assert " ".join(lines[6:]).startswith(
-        "R: first round that reaches the target 50.0 % (as the recipe sets it); T: simulated time until then, of the "
-        "seeds that reach it; > is at least source: ours"
-    )
     found = rows(comparison)
     assert found["third"]["times_reference"] == {"value": 6.0, "exact": False}
     assert found["first"]["simulated_seconds_to_target"] == 25
 
 
-def test_nobody_is_raced_against_a_run_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_ratio_is_given_if_the_reference_misses_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clocked(monkeypatch, race="time", targets={"clock/all": 0.5})
     first, second, _ = recipes.runs("clock")
     left(tmp_path, first, [0.1, 0.4], simulated=10)
@@ -465,22 +406,14 @@ def test_converged_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert [panel.points_below(g) for g in panel.groups] == [0.0, pytest.approx(8.0), None]
     assert [(s.id, ours) for s, ours in panel.statements] == [("a", 6.0), ("b", pytest.approx(8.0)), ("c", None)]
     lines = printed(comparison, 140)
-    assert lines[:2] == [
-        "best converged points paper round converged after time paper",
-        "run seeds rounds accuracy % accuracy % < first < first s in round min ÷ first ÷ first",
-    ]
     assert lines[3:6] == [
         "first 1 8 60.00 60.00 0.00 – 10.00 2 0.33 1.00× –",
         "second 1 9 52.00 52.00 8.00 1.3 30.00 4 2.00 6.00× ~6",
         "third 1 6 60.00 – – – 10.00 >6 – – –",
     ]
-    assert " ".join(lines[6:]).startswith(
-        "converged: the first evaluation after which 5 more raise the best accuracy by less than 0.02 points in all; "
-        "its accuracy is the best until then, its time simulated source: ours "
-        "the paper states: first is 3 times as fast as second; ours: 6.00 times "
-        "the paper states: first is 1 point better than second; ours: 8.00 points "
-        "the paper states: first is the fastest; ours: not all of these runs have converged"
-    )
+    text = " ".join(lines[6:])
+    assert "the paper states: first is 3 times as fast as second; ours: 6.00 times " in text
+    assert "the paper states: first is the fastest; ours: not all of these runs have converged" in text
     row = rows(comparison)["second"]
     assert row["converged"] == {
         "accuracy": {"mean": 0.52, "std": None},
@@ -494,13 +427,7 @@ def test_converged_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_numbers_for_people() -> None:
-    assert [human_bytes(n) for n in (0, 1023, 1024, 3 * MIB // 2, 5 * 2**30, 2**42)] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "1.5 MiB",
-        "5.0 GiB",
-        "4096.0 GiB",
-    ]
+    assert [human_bytes(n) for n in (1023, 3 * MIB // 2, 2**42)] == ["1023 B", "1.5 MiB", "4096.0 GiB"]
     assert [human_seconds(s) for s in (0.4, 59.6, 750, 3723)] == ["0:00", "1:00", "12:30", "1:02:03"]
+    assert [time_unit(s) for s in (59, 60, 3600)] == [("s", 1), ("min", 60), ("h", 3600)]
     assert (percent(0.1234), percent(None)) == ("12.3 %", "–")

@@ -36,8 +36,7 @@ def folder(tmp_path: Path) -> Folder:
 # -- stopped between rounds ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-@pytest.mark.parametrize("method", GENERAL)
+@pytest.mark.parametrize(("method", "engine"), [*((method, "vmap") for method in GENERAL), ("sfl_v1", "loop")])
 def test_every_method_goes_on_as_if_it_had_not_stopped(
     method: str, engine: str, folder: Folder, tmp_path: Path
 ) -> None:
@@ -62,7 +61,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_so_do_runs_with_options(name: str, folder: Folder, tmp_path: Path) -> None:
+def test_runs_with_options_go_on_as_if_they_had_not_stopped(name: str, folder: Folder, tmp_path: Path) -> None:
     run = OPTIONS[name]
     execute(run, stopped(run, folder), resume=True)
     assert outcome(folder) == outcome(unbroken(run, tmp_path))
@@ -96,7 +95,7 @@ def test_the_state_between_rounds_is_what_a_checkpoint_gives_back(
 
 @pytest.fixture
 def timings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """An automatic choice that falls on vmap the first time and on loop ever after."""
+    """Make auto choose vmap the first time and loop afterwards."""
     made: list[str] = []
 
     def rule(*_: Any) -> tuple[str, str]:
@@ -164,11 +163,15 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(moment: str, folder: Folder,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_every", [1, 2])
-@pytest.mark.parametrize("method", GENERAL)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_every_method_survives_a_kill_at_every_moment(
-    moment: str, method: str, checkpoint_every: int, folder: Folder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "moment", "checkpoint_every"),
+    [
+        *((method, "in_a_round", 1) for method in GENERAL),
+        *(("hosfl", moment, every) for moment in MOMENTS for every in (1, 2) if (moment, every) != ("in_a_round", 1)),
+    ],
+)
+def test_a_run_survives_a_kill_with_every_method_and_at_every_moment(
+    method: str, moment: str, checkpoint_every: int, folder: Folder, tmp_path: Path
 ) -> None:
     run = replace(using(SMALL, method), checkpoint_every=checkpoint_every, engine="vmap", rounds=6)
     kill(run, folder, moment, number=4)
@@ -191,7 +194,7 @@ def test_a_damaged_newest_checkpoint_is_warned_of_and_the_one_before_is_used(
     assert outcome(folder) == outcome(unbroken(SMALL, tmp_path))
 
 
-def test_if_every_checkpoint_is_damaged_nothing_is_touched(folder: Folder) -> None:
+def test_without_a_usable_checkpoint_nothing_is_changed(folder: Folder) -> None:
     stopped(SMALL, folder)
     for number in (2, 3):
         folder.store.path(number).write_bytes(b"no")

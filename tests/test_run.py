@@ -1,8 +1,14 @@
-"""Specifies what a run leaves in its folder, that the same run leaves the same, and that the recipes work."""
+"""Specifies what a run leaves in its folder, that the same run leaves the same bytes, and that the recipes work."""
 
 import json
 import logging
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +68,47 @@ def test_a_run_leaves_these_files(folder: Folder) -> None:
     assert [set(line) for line in folder.times()] == [{"round", "seconds"}] * 3
 
 
+def spin(started: Event) -> None:
+    """Keep one core busy until the process is ended."""
+    started.set()
+    while True:
+        pass
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Load the machine with a process of our own."""
+    spawn = multiprocessing.get_context("spawn")
+    started = spawn.Event()
+    process = spawn.Process(target=spin, args=(started,), daemon=True)
+    process.start()
+    try:
+        assert started.wait(60)
+        yield
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.slow
+def test_the_same_command_leaves_the_same_metrics_while_the_machine_is_busy(tmp_path: Path) -> None:
+    def run_digits(out: Path) -> dict[str, bytes]:
+        command = [sys.executable, "-m", "cutlayer", "run", "digits", "--rounds", "3", "--out", str(out)]
+        subprocess.run(command, check=True, capture_output=True)
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("metrics.jsonl")}
+
+    idle = run_digits(tmp_path / "idle")
+    with busy_core():
+        busy = run_digits(tmp_path / "busy")
+    assert len(idle) == len(recipes.runs("digits"))
+    assert all(len(lines.splitlines()) == 3 for lines in idle.values())
+    assert busy == idle
+    assert {run.engine for run in recipes.runs("digits")} == {"auto"}
+    engines = {Folder(path.parent).run().engine for path in tmp_path.rglob("config.toml")}
+    assert len(engines) == 1 and engines < {"loop", "vmap"}  # what auto resolved to, the same for every method
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("method", GENERAL)
 def test_the_same_run_leaves_the_same_bytes(method: str, engine: str, tmp_path: Path) -> None:
@@ -73,7 +120,7 @@ def test_the_same_run_leaves_the_same_bytes(method: str, engine: str, tmp_path: 
         assert a.read_bytes() == b.read_bytes()
 
 
-def test_another_seed_leaves_others(folder: Folder, tmp_path: Path) -> None:
+def test_another_seed_leaves_other_bytes(folder: Folder, tmp_path: Path) -> None:
     execute(SMALL, folder)
     other = Folder(tmp_path / "other")
     execute(replace(SMALL, seed=1), other)
@@ -106,7 +153,7 @@ def test_the_ledger_adds_up(folder: Folder) -> None:
     assert sum(ledger["trips"].values()) == 4 * 3 * 3
 
 
-def test_everybody_who_wants_to_know_is_told(folder: Folder) -> None:
+def test_callbacks_are_called_after_the_commit(folder: Folder) -> None:
     told: list[Any] = []
     training = execute(
         SMALL,
@@ -169,11 +216,11 @@ def test_a_mistake_in_the_run_leaves_no_folder(folder: Folder) -> None:
     assert not folder.path.exists()
 
 
-def test_resuming_where_nothing_is_starts(folder: Folder) -> None:
+def test_resuming_an_empty_folder_starts_the_run(folder: Folder) -> None:
     assert len(execute(SMALL, folder, resume=True).history) == 3
 
 
-def test_a_file_in_the_way_is_told_of(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError) as error:
         execute(SMALL, Folder(tmp_path / "file" / "run"))
@@ -195,13 +242,13 @@ def test_a_line_that_a_crash_cut_short_is_left_out(folder: Folder) -> None:
 # -- devices and models --------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_not_there_is_refused(folder: Folder) -> None:
+def test_a_missing_device_is_refused(folder: Folder) -> None:
     with pytest.raises(ConfigError, match=r"^device 'cuda:99' cannot be used here: \S+"):
         execute(replace(SMALL, device="cuda:99"), folder)
 
 
 @pytest.mark.parametrize("device", ["abacus", "gpu", "mps", "cuda:", "cuda:x", "cpu\n"])
-def test_a_device_that_nobody_knows_is_refused(device: str) -> None:
+def test_an_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(ConfigError) as found:
         Run(device=device)
     assert str(found.value) == f"unknown device {device!r}; known: cpu, cuda"

@@ -43,7 +43,7 @@ def test_clients_samples_and_rounds_shrink_together() -> None:
     assert scaled(BIG, 1) == BIG
 
 
-def test_something_is_left_at_any_scale() -> None:
+def test_every_scale_leaves_at_least_one_of_everything() -> None:
     small = scaled(BIG, 1e-6)
     assert (small.clients, small.per_round, small.rounds, small.eval_every) == (2, 2, 2, 1)
     assert small.subset == 0.02  # of 100 clients two are left, each with as much data as before
@@ -70,7 +70,7 @@ def test_clients_by_nature_keep_their_samples() -> None:
     assert told(BIG, small) == "10 of 100 clients, 100 of 1000 rounds, all samples of these clients"
 
 
-def test_what_is_told_is_what_is_run_after_later_changes() -> None:
+def test_the_printed_scale_reflects_later_changes() -> None:
     small = replace(scaled(BIG, 0.1), rounds=2000, clients=100, subset=1.0)
     assert told(BIG, small) == "100 of 100 clients, 2000 rounds instead of 1000, all samples"
     assert told(replace(BIG, subset=0.5), scaled(replace(BIG, subset=0.5), 0.1)).endswith(", 10 % of the samples")

@@ -48,7 +48,7 @@ def sfl_v1(opt: optim.Transform = MOMENTUM, cut: int = 1, head: int | None = Non
 
 
 class Listening:
-    """The server, and a list of all sums that it was asked for."""
+    """A server that records all sums that are asked of it."""
 
     def __init__(self, server: Server, heard: list[Any]) -> None:
         self._server, self._heard = server, heard
@@ -313,7 +313,7 @@ def test_only_the_momenta_of_those_who_go_on_change(opt: optim.Transform, engine
 
 
 class Story(Meter):
-    """All that crosses, in order."""
+    """Records everything that crosses, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -341,7 +341,7 @@ def test_nothing_more_crosses_than_in_sfl_v1(options: dict[str, Any], head: int 
     assert len(stories[0]) == 2 * (4 + 5 * (4 if head is None else 7))  # a round of 5 steps
 
 
-def test_its_clients_are_those_of_sfl_v1() -> None:
+def test_clients_of_smofi_are_those_of_sfl_v1() -> None:
     functions, theirs = Program(smofi()).functions, Program(sfl_v1()).functions
     assert list(functions) == list(theirs)
     for address, function in functions.items():

@@ -236,7 +236,7 @@ def test_dropout_follows_the_key_and_leaves_the_generator_alone() -> None:
 DROPPING_UNITS = 5
 
 
-def test_what_a_unit_drops_does_not_depend_on_the_cut() -> None:
+def test_the_dropout_of_a_unit_does_not_depend_on_the_cut() -> None:
     torch.manual_seed(0)
     model, x = with_dropout().double(), torch.randn(5, 6, dtype=torch.float64)
     split = Split(model, 0)

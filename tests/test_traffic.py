@@ -137,7 +137,7 @@ def test_the_closed_form_is_what_the_ledger_counts(name: str) -> None:
     assert found.crossed == {kind: size for kind, size in end["bytes"].items() if kind not in beside and size}
 
 
-def test_what_a_setting_refuses() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         replace(PAPER, samples=0)
     assert str(error.value) == "samples is 0, but it must be a whole number above 0."

@@ -88,7 +88,7 @@ def room(module: str) -> str:
 
 
 def doors() -> dict[tuple[str, str], set[str]]:
-    """Who imports what, room by room, with the modules that do."""
+    """Map each package to the packages that it imports, with the importing modules."""
     found: dict[tuple[str, str], set[str]] = {}
     for module in FILES:
         for other in imported(module) & FILES.keys():
@@ -117,7 +117,7 @@ def test_no_two_rooms_import_each_other_by_any_way_round() -> None:
 
 
 def reached(start: str) -> Iterator[str]:
-    """All modules that importing one leads to."""
+    """All modules that an import of this one loads."""
     seen, waiting = {start}, [start]
     while waiting:
         module = waiting.pop()

@@ -1,4 +1,4 @@
-"""Specifies two servers with two owners: the numbers of one process, and nobody who holds both halves of anything."""
+"""Specifies two servers with two owners: they give the numbers of one process, and neither holds both halves."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import SEED, agree, clients_of, images
 from test_engines_agree import CASES, on_loop, plain
-from test_remote import RUNS, method_of
+from test_remote import method_of
 from torch import Tensor
 from two_servers import Halves, Said, trained_apart
 
@@ -40,19 +40,22 @@ def test_two_servers_together_have_the_numbers_of_one(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "shape"), [run for run in RUNS if run not in [(case, "two-part") for case in QUICK]])
-def test_so_they_have_for_every_method(case: str, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [*((c, "two-part") for c in CASES if c not in QUICK), *((c, "u-shaped") for c in ("sfl_v1", "sfl_v2", "mergesfl"))],
+)
+def test_two_servers_together_have_the_numbers_of_one_for_every_method(case: str, shape: str) -> None:
     must_have_the_numbers_of_one(case, shape)
 
 
 def contents(said: list[Said], kind: type) -> set[bytes]:
-    """What tensors said, of those that are long enough to be told from others."""
+    """The bytes of the tensors in these messages, of those large enough to be unique."""
     tensors = [a for s in said if isinstance(s.message, kind) for a in s.tensors if a.numel() > 3 and a.any()]
     return {a.contiguous().numpy().tobytes() for a in tensors}
 
 
 @pytest.mark.parametrize("case", ["sfl_v1", "hasfl own cuts", "hosfl", "zo_sfl"])
-def test_nobody_sees_both_a_clients_layers_and_what_comes_out_of_them(case: str) -> None:
+def test_no_server_sees_both_a_clients_layers_and_its_activations(case: str) -> None:
     said = halves(case, "two-part").said
     layers, at_the_cut = contents(said["fed"], Answer), contents(said["train"], Answer) | contents(said["train"], Work)
     between = contents(said["peer"], object)

@@ -155,7 +155,7 @@ def test_a_field_of_what_is_held_is_held_with_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["place", "ready", "stays", "tree"])
-def test_so_is_one_that_could_not_be_asked_for_of_what_is_held(name: str) -> None:
+def test_a_field_of_a_held_value_that_cannot_be_read_is_refused(name: str) -> None:
     inner: Any = NamedTuple("Inner", [("number", Tensor), (name, Tensor)])
     with pytest.raises(LawError) as caught:
         Held("server", inner(torch.zeros(()), torch.ones(())))
@@ -166,7 +166,7 @@ def test_so_is_one_that_could_not_be_asked_for_of_what_is_held(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["at", "blocks", "ids", "kind", "place", "ready", "row"])
-def test_a_field_that_could_not_be_asked_for_is_refused(name: str) -> None:
+def test_a_field_of_a_value_that_cannot_be_read_is_refused(name: str) -> None:
     inner: Any = NamedTuple("Inner", [("number", Tensor), (name, Tensor)])
     outer: Any = NamedTuple("Outer", [("inner", inner)])
     value = inner(torch.zeros(()), torch.ones(()))

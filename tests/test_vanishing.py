@@ -1,4 +1,4 @@
-"""Specifies what becomes of a round when clients vanish in the middle of it: they have finished early."""
+"""Specifies a round in which clients disconnect: a lost client counts as one that finished early."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ NOBODY: Losses = {}
 
 
 class Deserted(Exception):
-    """Nobody is left."""
+    """All clients are lost."""
 
 
 @dataclass(kw_only=True)
@@ -210,21 +210,21 @@ ORDERED = ("sl", "sfl_v2 client")  # the order of the clients is drawn among all
 
 
 def must_be_the_same(found: State, expected: State, tol: float = 0.0) -> None:
-    """Everything but a plan, which tells for whom it was made."""
+    """Compare everything except the plan, which names its clients."""
     if isinstance(found.memory, HasflMemory):
         found, expected = (s._replace(memory=s.memory._replace(plan=None)) for s in (found, expected))
     agree(values(found), values(expected), tol)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ORDERED])
-def test_who_never_answers_was_never_there(case: str) -> None:
+def test_a_client_that_never_answers_counts_as_absent(case: str) -> None:
     there, without = worlds(case), worlds(case)
     lost = there.round(there.start(), {0: 0})
     must_be_the_same(lost, without.round(without.start(), ids=(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("case", ORDERED)
-def test_an_order_that_was_drawn_among_all_stays_so(case: str) -> None:
+def test_losing_a_client_does_not_redraw_the_order(case: str) -> None:
     there, without = worlds(case), worlds(case)
     lost = values(there.round(there.start(), {0: 0}))[1]
     never = values(without.round(without.start(), ids=(1, 2, 3, 4)))[1]
@@ -245,7 +245,7 @@ BOTH_HALVES = ("fedavg", "fednag", "sfl_v1", "smofi without alignment", "zo_sfl"
 
 @pytest.mark.parametrize("case", BOTH_HALVES)
 def test_both_halves_are_means_over_the_clients_whose_layers_arrived(case: str) -> None:
-    """Where clients meet only at the end, one that is lost there leaves nothing behind, at either server."""
+    """If clients meet only at the end of a round, one that is lost there contributes to neither server."""
     there, last = worlds(case), len(whole(case, "two-part")[2]) - 1
     lost = there.round(there.start(), {1: last})
     without = worlds(case).round(there.start(), ids=(0, 2, 3, 4))
@@ -274,7 +274,7 @@ def test_a_client_that_is_known_to_be_lost_has_finished_early(case: str) -> None
 
 
 class Telling:
-    """A fusion that remembers the steps' own account of themselves."""
+    """A fusion that records the arguments of each step."""
 
     def __init__(self, fuse: Fuse) -> None:
         self.fuse, self.barrier = fuse, fuse.barrier
@@ -313,7 +313,7 @@ def test_a_lost_clients_momentum_fades_from_its_last_step_on() -> None:
     assert told("smofi literal", {1: 2}, known=True).staying[1] == (0, 3)
 
 
-def test_an_epoch_ends_when_those_are_lost_who_were_still_in_it() -> None:
+def test_an_epoch_ends_when_its_last_clients_are_lost() -> None:
     """Clients 1 and 3 alone have a fourth and a fifth step in the first epoch; the second has three."""
     assert told("sfl_v1 epoch", {1: 3, 3: 3}).ends == [3, 6]
 
@@ -375,7 +375,7 @@ class Fleet:
     device: ClientDevice
 
     def lose(self, number: int, obeys: bool) -> None:
-        """From now on, client 0 is gone at its request of this number."""
+        """Lose client 0 at its request of this number, before it obeys the request or after."""
         sessions, session = self.there.backend.sessions, self.there.backend.sessions.get(0)
         assert session is not None
         send, count = session.send, itertools.count()
@@ -408,7 +408,7 @@ def fleet(case: str) -> Fleet:
 @pytest.mark.parametrize("case", ("hosfl", "hosfl ahead"))
 @pytest.mark.parametrize("obeys", (False, True))
 @pytest.mark.parametrize("number", (0, 1, 2))
-def test_who_was_lost_comes_back_to_everyones_bits(case: str, number: int, obeys: bool) -> None:
+def test_a_lost_client_returns_to_the_same_bits_as_all(case: str, number: int, obeys: bool) -> None:
     """Lost at its activations, its slopes, or what it is told last; away for a round; then back.
 
     It replays, unless its slopes came and what it was told last did not: it is counted in, so the log has been cut.

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; nothing of this environment helps it."""
+    """Return the output of a command that sees nothing of this environment."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CUTLAYER_DATA")}
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""Specifies that no bytes do a decoder harm: it refuses them with a reason, and its memory does not grow."""
+"""Specifies that a decoder refuses malformed bytes with a reason, and that its memory does not grow."""
 
 import random
 import struct
@@ -61,7 +61,7 @@ SENT = {of: [b"".join(encode(m, with_tensors(m))) for m in sent] for of, sent in
 
 
 def flip(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """Some bits are turned, most often in prefix and header."""
+    """Flip some bits, most often in the prefix and the header."""
     out, end = bytearray(raw), len(raw) if rng.random() < 0.3 else min(len(raw), 200)
     for _i in range(rng.choice([1, 1, 2, 8])):
         out[rng.randrange(end)] ^= 1 << rng.randrange(8)
@@ -73,18 +73,18 @@ def truncate(rng: Random, raw: bytes, _: bytes) -> bytes:
 
 
 def duplicate(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """A piece comes twice."""
+    """Repeat a piece of the message."""
     start, end = sorted(rng.randrange(len(raw) + 1) for _i in range(2))
     return raw[:end] + raw[start:]
 
 
 def splice(rng: Random, raw: bytes, other: bytes) -> bytes:
-    """The beginning of one message and the end of another."""
+    """Join the beginning of one message and the end of another."""
     return raw[: rng.randrange(len(raw))] + other[rng.randrange(len(other)) :]
 
 
 def lengthen(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """The lengths in the prefix are others."""
+    """Change the lengths in the prefix."""
     lengths = [0, 1, 255, 2**16, 2**20, 2**24, 2**31, 2**32 - 1]
     header, body = rng.choice(lengths), rng.choice([*lengths, 2**48, 2**63, 2**64 - 1])
     if rng.random() < 0.5:
@@ -93,12 +93,12 @@ def lengthen(rng: Random, raw: bytes, _: bytes) -> bytes:
 
 
 def anything(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """The header is any MessagePack at all."""
+    """Replace the header by any MessagePack value."""
     return with_header(raw, msgspec.msgpack.encode(value(rng)))
 
 
 def other_field(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """One field, at any depth, is something else, or missing, or one too many."""
+    """Change, remove or add one field at any depth."""
     header = header_of(raw)
     place = header
     while True:
@@ -119,7 +119,7 @@ def other_field(rng: Random, raw: bytes, _: bytes) -> bytes:
 
 
 def nest(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """Lists or dicts in each other, alone or where a command has a skeleton."""
+    """Nest lists or dicts, as the whole header or in place of a skeleton."""
     depth = rng.choice([20, 500, 5000, 100_000])
     deep = rng.choice([b"\x91", b"\x81\xa1a"]) * depth + b"\xc0"
     header = header_bytes(raw)
@@ -128,7 +128,7 @@ def nest(rng: Random, raw: bytes, _: bytes) -> bytes:
 
 
 def promise(rng: Random, raw: bytes, _: bytes) -> bytes:
-    """A list, dict, text or extension that claims to be longer than everything that follows."""
+    """Insert a list, dict, text or extension that claims to be longer than the rest of the message."""
     header = header_bytes(raw)
     at = rng.randrange(len(header))
     claim = rng.choice([b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"]) + rng.choice([2**20, 2**31, 2**32 - 1]).to_bytes(
@@ -138,7 +138,7 @@ def promise(rng: Random, raw: bytes, _: bytes) -> bytes:
 
 
 def forge(rng: Random, raw: bytes, other: bytes) -> bytes:
-    """Bits or pieces of the header are others, and the checksum is right all the same."""
+    """Change bits or pieces of the header, with a correct checksum."""
     mutated = rng.choice([flip, duplicate, splice])(rng, header_bytes(raw), header_bytes(other))
     return with_header(raw, mutated) + body_of(raw)
 
@@ -161,7 +161,7 @@ def body_of(raw: bytes) -> bytes:
 
 
 def with_header(raw: bytes, header: bytes, length: int | None = None, body: int | None = None) -> bytes:
-    """Another header before a body as long as it was, unless told otherwise; the checksum is right."""
+    """Replace the header; the checksum is correct, and the lengths too unless they are given."""
     length = len(header) if length is None else length
     body = struct.unpack_from("<Q", raw, 8)[0] if body is None else body
     sizes = struct.pack("<3sBIQ", b"CUT", 1, length, body)
@@ -184,7 +184,7 @@ def value(rng: Random, depth: int = 0) -> Any:
 
 
 def fed(rng: Random, of: Any, raw: bytes) -> list[tuple[Message, list[Tensor]]] | str:
-    """What a decoder makes of bytes in some chunks: the messages, or the reason of a refusal."""
+    """Feed a decoder the bytes in random chunks; return the messages, or the reason of the refusal."""
     decoder, got = Decoder(of, MOST), []
     most = rng.choice([7, 100, 1000, 10**6]) if len(raw) < 5000 else 10**5
     start = 0
@@ -201,7 +201,7 @@ def fed(rng: Random, of: Any, raw: bytes) -> list[tuple[Message, list[Tensor]]] 
 
 
 def outcome(rng: Random, of: Any, mutation: Mutation) -> str:
-    """Mutate a message, feed it, and check what comes of it."""
+    """Mutate a message, decode it, and check the result."""
     raw = rng.choice(SENT[of])
     other = rng.choice(SENT[of])
     mutated = mutation(rng, raw, other)
@@ -218,7 +218,7 @@ def outcome(rng: Random, of: Any, mutation: Mutation) -> str:
 
 
 def check_bytes(raw: bytes, tensors: list[Tensor]) -> None:
-    """Values are not guarded, so tensors are what the body says."""
+    """Check that the tensors are what the body says: their values have no checksum."""
     body = body_of(raw)
     for tensor in tensors:
         expected = bytes(tensor.reshape(-1).view(torch.uint8).numpy())
@@ -228,7 +228,7 @@ def check_bytes(raw: bytes, tensors: list[Tensor]) -> None:
 
 
 def check_whole(of: Any, message: Message, tensors: list[Tensor]) -> None:
-    """A message that can be sent on, and arrives as it is."""
+    """Check that the message can be encoded again, and decodes to itself."""
     packings = [form.packing for form in getattr(message, "tensors", ())]
     raw = b"".join(encode(message, tensors, packings))
     again = Decoder(of, 2 * MOST).feed(raw)
@@ -237,7 +237,7 @@ def check_whole(of: Any, message: Message, tensors: list[Tensor]) -> None:
 
 
 def run(number: int, seed: int) -> Counter[tuple[str, str]]:
-    """So many mutated messages; the memory of the process stays what it was."""
+    """Decode mutated messages, and check that the memory of the process does not grow."""
     rng, seen = Random(seed), Counter[tuple[str, str]]()
     mutations = NOISE + HARM
     resident = []
@@ -251,7 +251,7 @@ def run(number: int, seed: int) -> Counter[tuple[str, str]]:
 
 
 def check(seen: Counter[tuple[str, str]]) -> None:
-    """All were refused but those that say the same, and a few that are messages although somebody made them up."""
+    """Check that all were refused, except unchanged messages and a few mutations that are valid messages."""
     assert {what for name, what in seen if name in {m.__name__ for m in NOISE}} == {"refused", "the same"}
     assert {name for name, what in seen if what == "a message"} == {"lengthen", "other_field", "nest", "forge"}
     for mutation in NOISE + HARM:
@@ -284,7 +284,7 @@ def test_every_message_and_every_command_is_among_those_mutated() -> None:
     assert {type(command) for command in lists[0] or ()} == set(get_args(AnyCommand))
 
 
-def test_what_is_not_mutated_is_not_refused() -> None:
+def test_unmutated_messages_are_not_refused() -> None:
     rng = Random(0)
     for of, sent in COMING.items():
         for original, raw in zip(sent, SENT[of], strict=True):

@@ -65,7 +65,7 @@ def method(split: Split | None = None, lr: float = 0.1, **options: Any) -> Zerot
 
 
 def halves(sim: Simulation) -> tuple[Model, Model]:
-    """After a round."""
+    """Return both halves after a round."""
     state = run(sim, 1)
     return state.client.tree, state.server.tree
 
@@ -267,7 +267,7 @@ def test_a_client_whose_slope_is_not_finite_stops_alone(bad: float, engine: str)
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_models_that_cannot_be_trained_are_refused() -> None:
     opt = optim.sgd(0.1)
     with pytest.raises(ConfigError) as u_shape:
         method(Split(resnet("group"), 1, head=4))
@@ -307,7 +307,7 @@ def test_frozen_batchnorm_is_no_hindrance_and_does_not_move() -> None:
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_learns_the_digits() -> None:
+def test_zo_sfl_learns_the_digits() -> None:
     digits, opt = cutlayer.load("digits"), optim.adam(0.03)
     result = cutlayer.train(
         zo_sfl(model=Split(digits_net(), 2), client_opt=opt, server_opt=opt),

@@ -23,7 +23,7 @@ from cutlayer.remote.server.sessions import Answered, ClientSession, PeerSaid, S
 from cutlayer.remote.tensors.trees import build
 from cutlayer.runs.rounds import Rounds
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 class Said(NamedTuple):
@@ -81,7 +81,7 @@ class Apart:
 
 
 class Halves(NamedTuple):
-    """What is left at each of the two servers, and all that went to and from it."""
+    """The state of each of the two servers, and all messages to and from it."""
 
     train: State
     fed: State

@@ -32,7 +32,7 @@ def loss(split: Split, lower: Model, upper: Model, batch: Arrays) -> Tensor:
 
 
 def gradient(split: Split, lower: Model, upper: Model, batch: Arrays) -> tuple[Tensors, Tensors]:
-    """Of the batch's mean loss, by back-propagation, at the client and at the server."""
+    """Return the gradients of the batch's mean loss at the client and at the server, by back-propagation."""
 
     def of_params(below: Tensors, above: Tensors) -> Tensor:
         return loss(split, lower._replace(params=below), upper._replace(params=above), batch)
@@ -46,7 +46,7 @@ def client_direction(like: Model, number: int, client: int, step: int = 0) -> Te
 
 
 def server_direction(like: Model, number: int, client: int, step: int = 0, update: int | None = None) -> Tensors:
-    """Of a step, or of one of its several updates."""
+    """Return the server's direction of a step, or of one of its several updates."""
     seed = torch.tensor(keys.fold(round_key(number), "step", step, client))
     return _direction(like, seed if update is None else directions.child(seed, update))
 
