@@ -9,7 +9,7 @@ from cutlayer.core.tree import Tree
 from cutlayer.errors import WireError
 from cutlayer.remote.device.session import Reply
 from cutlayer.remote.device.stream import Stream, StreamEnded
-from cutlayer.remote.protocol.messages import Done, FedValue, Hello, Ready, Welcome
+from cutlayer.remote.protocol.messages import Done, Hello, Ready, Sent, Welcome
 from cutlayer.remote.tensors.trees import build
 
 SECONDS = 120.0  # that a value may take
@@ -67,7 +67,7 @@ class FedStream:
             for message, tensors in self._messages:
                 if isinstance(message, Done):  # the training server says so, too
                     return
-                if isinstance(message, FedValue):
+                if isinstance(message, Sent):
                     self._put(message, build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__))
             end = StreamEnded("the fed server closed the connection", True)
         except StreamEnded as left:
@@ -79,7 +79,7 @@ class FedStream:
             self._change.notify_all()
         self._on_end()
 
-    def _put(self, message: FedValue, value: Tree) -> None:
+    def _put(self, message: Sent, value: Tree) -> None:
         with self._change:
             # Of an older attempt at a round nobody wants anything any more.
             self._values = {key: old for key, old in self._values.items() if key[0] == message.token}
