@@ -91,7 +91,8 @@ class DeviceBackend:
         if self._begin is not None:
             this = this._replace(token=self._begin.token)
             self.memory.hold(self._begin.held)
-        engines: dict[Place, Engine] = {"server": self._engine("server"), "fed": self._engine("fed")}
+        places: tuple[Place, Place] = ("server", "fed")
+        engines = {place: self.engine if self.peer.has(place) else self._shape_engine for place in places}
         remote = Remote(
             sessions=self.sessions,
             program=self.program,
@@ -113,31 +114,29 @@ class DeviceBackend:
         yield Attempt(remote, engines["server"], engines["fed"], self.peer.bridge(this.token, self.engine.real))
         remote.finish()
 
-    def _engine(self, place: Place) -> Engine:
-        return self.engine if self.peer.has(place) else self._shape_engine
-
     def recover(self, error: BaseException, attempt: int) -> None:
         """Retry a round in which every client was lost, unless their answers keep being refused."""
         if attempt == 1:
             self._refused = 0
-        if not isinstance(error, AllClientsLost | TooFew):
+        if isinstance(error, AllClientsLost | TooFew):
+            self.engine.forget()
+            self._count_refusal(error)
+            log.warning("%s; it is tried again", error)
+        else:
             self.engine = self.engine.recover(error, attempt)
-            if not self.memory.is_empty:  # clients may have kept values of the failed attempt
-                self._dismiss_all()
-            return
-        self.engine.forget()
-        refusal = error.refusal if isinstance(error, AllClientsLost) else ""
-        self._refused += bool(refusal)
-        if self._refused == MOST_REFUSED:  # further attempts would fail alike
-            raise ConfigError(
-                f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
-                "data and the learning rate; the rounds before are saved"
-            ) from None
-        log.warning("%s; it is tried again", error)
-        self._dismiss_all()
-
-    def _dismiss_all(self) -> None:
-        """Make all clients of a failed round join again and state what they keep, which nobody else knows."""
+            if self.memory.is_empty:  # otherwise clients may have kept values of the failed attempt
+                return
+        # Nobody knows which client keeps what of the failed attempt: all join again, and state it.
         for session in self.sessions.present().values():
             if session.noted:
                 self.sessions.leave(session.client, session.number, "the round failed, and begins again")
+
+    def _count_refusal(self, error: AllClientsLost | TooFew) -> None:
+        if isinstance(error, TooFew) or not error.refusal:
+            return
+        self._refused += 1
+        if self._refused == MOST_REFUSED:  # further attempts would fail alike
+            raise ConfigError(
+                f"{error}, {self._refused} times; what they sent could not be used: {error.refusal}. Look at the "
+                "data and the learning rate; the rounds before are saved"
+            ) from None

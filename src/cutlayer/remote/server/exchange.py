@@ -143,8 +143,7 @@ class RoundExchange:
             number, size = session.send(request, self.round, begins=j not in self.heard, up=self._number)
             self._waiting[j] = Waiting(request, session.number, number, now)
             self.watcher.asked(j, size)
-            early = self._early.get(j)
-            if early is not None and early.answer.number == self._number:
+            if j in self._early:
                 self._answered(self._early.pop(j))
 
     def _answered(self, event: Answered) -> None:

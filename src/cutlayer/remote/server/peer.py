@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -23,17 +23,7 @@ from cutlayer.core.tree import Tree
 from cutlayer.errors import ConfigError, CutlayerError, LinkError, WireError
 from cutlayer.remote.device.stream import channel_to
 from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.protocol.messages import (
-    MEET,
-    MOST_BYTES,
-    Begin,
-    FromPeer,
-    Gone,
-    Message,
-    Respondents,
-    SavedRounds,
-    Sent,
-)
+from cutlayer.remote.protocol import messages as m
 from cutlayer.remote.tensors.trees import build, flatten, sendable
 from cutlayer.remote.tensors.wire import Decoder, encode
 from cutlayer.runs.folder import Folder
@@ -66,10 +56,10 @@ class NoPeer:
     def separate(self, place: Place) -> bool:
         return False
 
-    def tell(self, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+    def tell(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
         pass
 
-    def begun(self, round: int) -> Begin | None:
+    def begun(self, round: int) -> m.Begin | None:
         return None
 
     def bridge(self, token: int, real: Callable[[Tree], Tree]) -> Bridge:
@@ -78,9 +68,8 @@ class NoPeer:
     def agree(self, folder: Folder, overwrite: bool) -> bool:
         return overwrite
 
-    @contextmanager
-    def linked(self, credentials: Credentials | None) -> Iterator[None]:
-        yield
+    def linked(self, credentials: Credentials | None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         raise LinkError("this server holds both roles; start it with --role train")
@@ -94,12 +83,16 @@ class Peer:
     def __init__(self, here: Role, train: str | None = None) -> None:
         self.here, self._train = here, train  # a fed server knows the address of the training server
         self.commands = here == "server"  # whether this server commands the clients
-        self.notify: Callable[[Respondents | Gone | PeerLost], None] = lambda message: None  # of what a round waits for
+        self.notify: Callable[[m.Respondents | m.Gone | PeerLost], None] = lambda message: (
+            None
+        )  # of what a round waits for
         self.link_number = 0  # grows whenever the link comes up or goes down
-        self._send: Callable[[Message, Sequence[Tensor]], None] | None = None
+        self._send: Callable[[m.Message, Sequence[Tensor]], None] | None = None
         self._hang_up: Callable[[], None] = lambda: None
         self._linked = threading.Event()
-        self._heard: queue.SimpleQueue[tuple[SavedRounds | Begin | Sent | PeerLost, list[Tensor]]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[m.SavedRounds | m.Begin | m.Sent | PeerLost, list[Tensor]]] = (
+            queue.SimpleQueue()
+        )
 
     def has(self, place: Place) -> bool:
         """Return whether the values of a place are in this process."""
@@ -141,7 +134,7 @@ class Peer:
                     log.info("no training server at %s yet; trying again", self._train)
                     continue
                 out = Outbox()
-                self._follow(channel.stream_stream(MEET)(chain.from_iterable(iter(out.get, None))), out)
+                self._follow(channel.stream_stream(m.MEET)(chain.from_iterable(iter(out.get, None))), out)
             over.wait(PAUSE)
 
     def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -155,7 +148,7 @@ class Peer:
         """Read everything that the other server sends, until it is gone."""
         link_number = self.connected(lambda message, tensors: out.put(encode(message, tensors)))
         self._hang_up = lambda: out.put(None)
-        decoder, reason = Decoder(FromPeer, MOST_BYTES), "the other server closed the connection"
+        decoder, reason = Decoder(m.FromPeer, m.MOST_BYTES), "the other server closed the connection"
         try:
             for chunk in chunks:
                 come = decoder.feed(chunk)
@@ -168,7 +161,7 @@ class Peer:
         self.gone(link_number, reason)
         out.put(None)
 
-    def connected(self, send: Callable[[Message, Sequence[Tensor]], None]) -> int:
+    def connected(self, send: Callable[[m.Message, Sequence[Tensor]], None]) -> int:
         """Note that the link is up, and return its number."""
         self._heard = queue.SimpleQueue()
         self.link_number += 1
@@ -187,18 +180,18 @@ class Peer:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def tell(self, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+    def tell(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
         send = self._send
         if send is None:
             raise PeerLost("the other server is gone")
         send(message, tensors)
 
-    def took(self, message: Message, tensors: list[Tensor]) -> None:
+    def took(self, message: m.Message, tensors: list[Tensor]) -> None:
         """Take a message from the other server."""
         match message:
-            case Respondents() | Gone():
+            case m.Respondents() | m.Gone():
                 self.notify(message)
-            case SavedRounds() | Begin() | Sent():
+            case m.SavedRounds() | m.Begin() | m.Sent():
                 self._heard.put((message, tensors))
             case _:
                 raise WireError(f"a {type(message).__name__} came where it does not belong")
@@ -211,8 +204,8 @@ class Peer:
             self._linked.wait()
             mine = folder.store.rounds()
             own = [] if overwrite else mine
-            self.tell(SavedRounds(tuple(own)))
-            theirs, _ = self._next(SavedRounds)
+            self.tell(m.SavedRounds(tuple(own)))
+            theirs, _ = self._next(m.SavedRounds)
             newest = max({*own} & {*theirs.rounds}, default=0)
             if max(own, default=0) > newest + 1:  # no crash leaves them further apart
                 raise ConfigError(
@@ -224,18 +217,18 @@ class Peer:
                     folder.store.path(round_).unlink()
             return newest == 0
 
-    def begun(self, round: int) -> Begin | None:
+    def begun(self, round: int) -> m.Begin | None:
         """At the fed server, wait for the training server to begin a round."""
         if self.commands:
             return None
-        begin, _ = self._next(Begin, ROUND_SECONDS)
+        begin, _ = self._next(m.Begin, ROUND_SECONDS)
         if begin.round != round:
             raise PeerLost(f"the training server is at round {begin.round + 1}, and this one at {round + 1}")
         return begin
 
-    def value(self, token: int, number: int) -> tuple[Sent, list[Tensor]]:
+    def value(self, token: int, number: int) -> tuple[m.Sent, list[Tensor]]:
         """Wait for the value of this number in an attempt at a round."""
-        sent, tensors = self._next(Sent)
+        sent, tensors = self._next(m.Sent)
         if (sent.token, sent.number) != (token, number):
             raise PeerLost("the two servers have lost step with each other")
         return sent, tensors
@@ -251,7 +244,7 @@ class Peer:
                 raise message
             if isinstance(message, kind):
                 return message, tensors
-            if isinstance(message, SavedRounds):  # it resumes from a checkpoint, and so must this one
+            if isinstance(message, m.SavedRounds):  # it resumes from a checkpoint, and so must this one
                 raise PeerLost("the other server has started again")
 
 
@@ -274,29 +267,19 @@ class PeerBridge:
             return tree.shapes(fn(*(tree.zeros(v) for v in values)))
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
+        """Send values to the other server, or wait for its values, whose shapes must be those of the program."""
+        self._number += 1
         if self.peer.has(origin):
-            self._send(tuple(values))
+            self.peer.tell(*sendable(self.token, self._number, self._real(tuple(values))))
             return [tree.shapes(v) for v in values]
-        return list(self._received(tuple(values)))
-
-    def looked(self, place: Place, value: Tree) -> Tree:
-        """Show a value to both servers; it is an aggregate."""
-        if self.peer.has(place):
-            self._send((value,))
-            return value
-        return self._received((value,))[0]
-
-    def _send(self, values: tuple[Tree, ...]) -> None:
-        self._number += 1
-        self.peer.tell(*sendable(self.token, self._number, self._real(values)))
-
-    def _received(self, expected: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """Wait for values from the other server, and check that their shapes are those of the program."""
-        self._number += 1
         sent, tensors = self.peer.value(self.token, self._number)
-        wanted = flatten(expected)
+        wanted = flatten(tuple(values))
         forms, came = ([(a.dtype, a.shape) for a in some] for some in (wanted.tensors, tensors))
         if sent.tree != wanted.skeleton or forms != came or len(sent.numbers) != len(wanted.numbers):
             raise PeerLost("the other server sent something of another shape; both need the same configuration")
-        values: tuple[Tree, ...] = build(sent.tree, iter(sent.numbers).__next__, iter(tensors).__next__)
-        return values
+        return list(build(sent.tree, iter(sent.numbers).__next__, iter(tensors).__next__))
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        """Show a value to both servers; it is an aggregate."""
+        (other,) = self.crossed(place, [value])
+        return value if self.peer.has(place) else other

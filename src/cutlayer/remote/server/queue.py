@@ -106,11 +106,8 @@ class Queue:
         """Empty the queue into a request for these values; a delivery with a number goes to a separate fed server."""
         names, slots = tuple(p.kind.name for p in parcels), tuple(r.slot for r in refs)
         self._collect()
-        if delivery is None:
-            self._commands.append(c.Up(names, slots))
-        else:
-            self._numbers.append(delivery)
-            self._commands.append(c.Deliver(names, slots))
+        self._numbers += [] if delivery is None else [delivery]
+        self._commands.append(c.Up(names, slots) if delivery is None else c.Deliver(names, slots))
         return self._emptied(tuple((name, ref.spec.flat) for name, ref in zip(names, refs, strict=True)))
 
     def rest(self) -> Request | None:

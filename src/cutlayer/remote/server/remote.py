@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cutlayer.core import tree
 from cutlayer.core.batches import Walk
@@ -14,6 +13,7 @@ from cutlayer.core.program import Program
 from cutlayer.core.transport import Brought
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient
+from cutlayer.engines.base import one_by_one
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.server.answers import checked
@@ -35,18 +35,17 @@ class Remote(RoundExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._queues = {j: Queue(self.shapes) for j in self.ids}
+        self.queues = {j: Queue(self.shapes) for j in self.ids}
         self._keys: Mapping[int, int] = {}  # of the step
 
     # -- the verbs -------------------------------------------------------------------------------------------------
 
     def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
         made = {
-            j: self._queues[j].batch(walk.size(j), step, step_keys[j], walk.length(j, step))
-            for j, step in steps.items()
+            j: self.queues[j].batch(walk.size(j), step, step_keys[j], walk.length(j, step)) for j, step in steps.items()
         }
-        x, y = ([_block(j, pair[k]) for j, pair in made.items()] for k in (0, 1))
-        return PerClient("clients", x), PerClient("clients", y)
+        x, y = (PerClient("clients", one_by_one({j: pair[k] for j, pair in made.items()})) for k in (0, 1))
+        return x, y
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
         self._keys = keys
@@ -56,30 +55,30 @@ class Remote(RoundExchange):
         return self.engines["server"].seeds(keys)
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
-        return PerClient("clients", [_block(j, self._queues[j].own(number)) for j in ids])
+        return PerClient("clients", one_by_one({j: self.queues[j].own(number) for j in ids}))
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         name = self.program.address(fn)
-        return [_block(j, self._queues[j].do(name, self._refs(values, j))) for j in ids]
+        return one_by_one({j: self.queues[j].do(name, self._refs(values, j)) for j in ids})
 
     def vjp(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
         name = self.program.address(fn)
-        made = {j: self._queues[j].vjp(name, self._refs(values, j)) for j in ids}
-        return [_block(j, (out, Pullback(pull, (j,)))) for j, (out, pull) in made.items()]  # type: ignore[arg-type]
+        made = {j: self.queues[j].vjp(name, self._refs(values, j)) for j in ids}
+        return one_by_one({j: (out, Pullback(pull, (j,))) for j, (out, pull) in made.items()})  # type: ignore[arg-type]
 
     def grad(self, fn: Fn, values: Sequence[PerClient], ids: Ids, *, cut: int | None) -> list[Block]:
         name = self.program.address(fn)
-        return [_block(j, self._queues[j].grad(name, self._refs(values, j), cut)) for j in ids]
+        return one_by_one({j: self.queues[j].grad(name, self._refs(values, j), cut) for j in ids})
 
     def pull(self, pullbacks: PerClient, gradient: PerClient) -> list[Block]:
-        return [_block(j, self._queues[j].pull(pullbacks.at(j).pull, self._ref(gradient, j))) for j in pullbacks.ids]
+        return one_by_one({j: self.queues[j].pull(pullbacks.at(j).pull, self._ref(gradient, j)) for j in pullbacks.ids})
 
     def down(self, kind: Kind, value: PerClient) -> list[Block]:
-        return [_block(j, self._sent(j, value)) for j in value.ids]
+        return one_by_one({j: self._sent(j, value) for j in value.ids})
 
     def _sent(self, j: int, value: PerClient) -> Ref:
         """Send a value to a client; a separate fed server sends its values itself."""
-        own, queue = self._real(value, j), self._queues[j]
+        own, queue = self._real(value, j), self.queues[j]
         if not self.peer.separate(value.place):
             return queue.put(own)
         number = self.fed_values.add(j, own)
@@ -96,9 +95,6 @@ class Remote(RoundExchange):
     def memory(self, ids: Ids) -> "RemoteMemory":
         return RemoteMemory(self, ids)
 
-    def queue(self, j: int) -> Queue:
-        return self._queues[j]
-
     def _refs(self, values: Sequence[PerClient], j: int) -> list[Ref]:
         return [self._ref(v, j) for v in values]
 
@@ -109,7 +105,7 @@ class Remote(RoundExchange):
             return own
         if own is None:  # a key, which engines that stack clients do not use
             own = self._keys[j]
-        return self._queues[j].key(own) if isinstance(own, int) else self._queues[j].put(own)
+        return self.queues[j].key(own) if isinstance(own, int) else self.queues[j].put(own)
 
     # -- the only verb that waits ----------------------------------------------------------------------------------
 
@@ -118,7 +114,7 @@ class Remote(RoundExchange):
         self._number += 1
         delivery = self._number if self.peer.separate(home) else None
         requests = {
-            j: self._queues[j].request(list(parcels), [self._ref(p.value, j) for p in parcels], delivery)
+            j: self.queues[j].request(list(parcels), [self._ref(p.value, j) for p in parcels], delivery)
             for j in self.alive(ids)
         }
         answered, came = self.ask(requests, home)
@@ -141,7 +137,7 @@ class Remote(RoundExchange):
     def finish(self) -> None:
         """Tell the clients what to keep of this round; nobody waits for them to do so."""
         for j in self.alive(self.ids):
-            session, request = self.sessions.get(j), self._queues[j].rest()
+            session, request = self.sessions.get(j), self.queues[j].rest()
             heard = self.heard.get(j)
             if request is not None and session is not None and (session.number == heard or self.peer.apart):
                 self.watcher.told(j, session.send(request, self.round, begins=False)[1])
@@ -159,19 +155,14 @@ class RemoteMemory:
         return self.remote.kept.versions(name, self.ids)
 
     def recall(self, name: str) -> PerClient:
-        spec = {j: self.remote.kept.spec(name, self.remote.shapes) for j in self.versions(name)}
-        return PerClient("clients", [_block(j, self.remote.queue(j).recall(name, s)) for j, s in spec.items()])
+        kept, shapes, queues = self.remote.kept, self.remote.shapes, self.remote.queues
+        made = {j: queues[j].recall(name, kept.spec(name, shapes)) for j in self.versions(name)}
+        return PerClient("clients", one_by_one(made))
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:
         check_kept(value)
-        made = []
-        for j in value.ids:
-            if j in self.ids:
-                ref = value.at(j)
-                self.remote.kept.told(name, j, version, self.remote.round.token, ref.spec)
-                made.append(_block(j, self.remote.queue(j).keep(name, ref, version)))
-        return PerClient("clients", made)
-
-
-def _block(j: int, value: Any) -> Block:
-    return Block((j,), value, stacked=False)
+        refs = {j: value.at(j) for j in value.ids if j in self.ids}
+        for j, ref in refs.items():
+            self.remote.kept.told(name, j, version, self.remote.round.token, ref.spec)
+        made = {j: self.remote.queues[j].keep(name, ref, version) for j, ref in refs.items()}
+        return PerClient("clients", one_by_one(made))

@@ -4,10 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -230,15 +230,13 @@ class RunServer:
         )
         server, port = listen(self.serving.listen, credentials, admission, self.run.clients)
         self.farewell = "the server stops for now"
-        with ExitStack() as stack:
-            stack.callback(self._close, server)
-            stack.enter_context(self.peer.linked(credentials))
-            yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
-
-    def _close(self, server: Any) -> None:
-        for session in self.sessions.present().values():
-            self.sessions.leave(session.client, session.number, self.farewell)
-        server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
+        try:
+            with self.peer.linked(credentials):
+                yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
+        finally:
+            for session in self.sessions.present().values():
+                self.sessions.leave(session.client, session.number, self.farewell)
+            server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
 
     def done(self) -> None:
         """Note that the run is over, and wait for lost clients to tell them."""

@@ -1,6 +1,5 @@
 """The server's end of gRPC: a bidirectional stream for each client, whose certificate is checked first."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,27 +13,11 @@ from torch import Tensor
 from cutlayer.errors import ConfigError, LinkError, WireError
 from cutlayer.remote.identity.certificates import Credentials, grpc_server_credentials, identity_of
 from cutlayer.remote.monitor.status import Board
-from cutlayer.remote.protocol.messages import (
-    PROTOCOL,
-    SERVICE,
-    Answer,
-    Bye,
-    Denied,
-    Done,
-    FromClient,
-    Hello,
-    Message,
-    Packing,
-    Ready,
-    Refusal,
-    Welcome,
-)
+from cutlayer.remote.protocol import messages as m
 from cutlayer.remote.server.peer import NoPeer, Outbox, Peer
 from cutlayer.remote.server.sessions import REPLACED, Answered, ClientSession, Sessions
 from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 from cutlayer.version import __version__
-
-log = logging.getLogger("cutlayer")
 
 HELLO_SECONDS, READY_SECONDS = 30.0, 600.0  # a device may take long to load its data
 GOODBYE_SECONDS = 5.0  # for a client to read the last message
@@ -49,11 +32,11 @@ class Admission:
     sessions: Sessions
     run: str  # the configuration, as TOML
     number_of: Callable[[str], int]  # of a client's name; LinkError if the client may not join
-    check: Callable[[Ready], None]  # LinkError if the client's data do not fit the run
+    check: Callable[[m.Ready], None]  # LinkError if the client's data do not fit the run
     plugins: Mapping[str, str]
     watcher: Board
     secure: bool
-    packing: Packing = "raw"
+    packing: m.Packing = "raw"
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
     most_bytes: int = 0  # of a delivery that the other server has told a client to send
     pending: dict[int, "ClientStream"] = field(default_factory=dict)  # each client's last stream that is not ready yet
@@ -72,16 +55,14 @@ def listen(address: str, credentials: Credentials | None, admission: Admission, 
         name: grpc.stream_stream_rpc_method_handler(partial(_opened, opener, admission))
         for name, opener in (("Join", _client_stream), ("Meet", _peer_stream))
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(m.SERVICE, handlers),))
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, grpc_server_credentials(credentials))
     except RuntimeError:
-        port = 0
-    if not port:
-        raise ConfigError(f"cannot listen on {address}: it is in use, or not an address of this machine")
+        raise ConfigError(f"cannot listen on {address}: it is in use, or not an address of this machine") from None
     server.start()
     return server, port
 
@@ -118,7 +99,7 @@ def _peer_stream(admission: Admission, requests: Iterator[bytes], context: Any) 
 
 
 class ClientStream:
-    """The stream of one client, from its Hello to the end of its session."""
+    """The stream of one client, from its m.Hello to the end of its session."""
 
     def __init__(self, admission: Admission, requests: Iterator[bytes], context: Any, name: str | None) -> None:
         self.admission, self.requests, self.context, self.name = admission, requests, context, name
@@ -127,7 +108,7 @@ class ClientStream:
         self.number = -1
         self.session: ClientSession | None = None
         most = lambda: 0 if self.session is None else self.session.most_bytes  # noqa: E731
-        self.decoder = Decoder(FromClient, most, CLIENT_HEADER)
+        self.decoder = Decoder(m.FromClient, most, CLIENT_HEADER)
         self._timer = threading.Timer(0.0, lambda: None)
         context.add_callback(self._gone)
 
@@ -166,29 +147,29 @@ class ClientStream:
         if not self.context.is_active():
             self._timer.cancel()
 
-    def _heard(self, message: Message, tensors: Sequence[Tensor]) -> None:
+    def _heard(self, message: m.Message, tensors: Sequence[Tensor]) -> None:
         match message:
-            case Hello() if self.session_number is None:
+            case m.Hello() if self.session_number is None:
                 self._greet(message)
-            case Ready() if self.session is None and message.session == self.session_number:
+            case m.Ready() if self.session is None and message.session == self.session_number:
                 self._let_in(message)
-            case Answer() | Refusal() if self.session is not None and message.session == self.session_number:
+            case m.Answer() | m.Refusal() if self.session is not None and message.session == self.session_number:
                 if self.session.expects(message):  # late answers and duplicates are dropped
                     answered = Answered(self.number, message.session, message, tensors, self.decoder.size)
                     self.admission.sessions.take(answered)
-            case Bye(reason):
+            case m.Bye(reason):
                 self._over(f"it left: {reason}")
             case _:
                 raise WireError(f"a {type(message).__name__} came where it does not belong")
 
-    def _greet(self, hello: Hello) -> None:
+    def _greet(self, hello: m.Hello) -> None:
         if self.name is not None and hello.name != self.name:
             raise LinkError(f"the certificate is of {self.name!r}, but the client says that it is {hello.name!r}")
         self.name, self.number = hello.name, self.admission.number_of(hello.name)
         _check_version(hello)
         _check_plugins(hello.plugins, self.admission.plugins)
         self.session_number = self.admission.sessions.new_session()
-        welcome = Welcome(
+        welcome = m.Welcome(
             session=self.session_number, client=self.number, run=self.admission.run, packing=self.admission.packing
         )
         self._send(welcome)
@@ -198,7 +179,7 @@ class ClientStream:
         if other is not None and other.session is None:  # a client has one pending stream
             other._deny("the same client has come again")
 
-    def _let_in(self, ready: Ready) -> None:
+    def _let_in(self, ready: m.Ready) -> None:
         self.admission.check(ready)
         self._timer.cancel()
         self.session = ClientSession(
@@ -215,14 +196,14 @@ class ClientStream:
         self.admission.watcher.joined(self.number, self.session.name, ready.samples)
         self.admission.sessions.join(self.session)
 
-    def _send(self, message: Message, tensors: Sequence[Tensor] = ()) -> int:
+    def _send(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> int:
         chunks = encode(message, tensors)
         self.out.put(chunks)
         return sum(map(len, chunks))
 
     def _farewell(self, reason: str) -> None:
-        """Say why the session ends: after a Bye the client comes back, after anything else it does not."""
-        words = {OVER: Done(reason), REPLACED: Denied(reason, final=True)}.get(reason, Bye(reason[:2000]))
+        """Say why the session ends: after a m.Bye the client comes back, after anything else it does not."""
+        words = {OVER: m.Done(reason), REPLACED: m.Denied(reason, final=True)}.get(reason, m.Bye(reason[:2000]))
         self._end(words)
 
     def _misbehaved(self, reason: str) -> None:
@@ -234,9 +215,9 @@ class ClientStream:
 
     def _deny(self, reason: str, final: bool = False) -> None:
         self.admission.watcher.refused_connection(f"{self.name or self.context.peer()}: {reason}")
-        self._end(Denied(reason[:2000], final))
+        self._end(m.Denied(reason[:2000], final))
 
-    def _end(self, words: Message) -> None:
+    def _end(self, words: m.Message) -> None:
         """Close the stream with these words, even if the client does not read."""
         self._send(words)
         self.out.put(None)
@@ -251,10 +232,10 @@ class ClientStream:
 OVER = "the run is over"
 
 
-def _check_version(hello: Hello) -> None:
-    if hello.protocol != PROTOCOL:
+def _check_version(hello: m.Hello) -> None:
+    if hello.protocol != m.PROTOCOL:
         raise LinkError(
-            f"the client speaks protocol {hello.protocol} (cutlayer {hello.version}) and this server {PROTOCOL} "
+            f"the client speaks protocol {hello.protocol} (cutlayer {hello.version}) and this server {m.PROTOCOL} "
             f"(cutlayer {__version__}); install the same version on both"
         )
 

@@ -17,13 +17,8 @@ from cutlayer import registry
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.messages import Packing, TensorForm
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
+_NAMES = ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
 PACKED = ("float32", "float64")  # types that bf16 and int8 can pack
 MOST_BYTES = 2**62  # torch's sizes are 64-bit integers
 SENT_AS = {"bf16": torch.bfloat16, "int8": torch.int8}
