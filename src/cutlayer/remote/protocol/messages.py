@@ -21,7 +21,6 @@ MOST_BYTES = 2**40  # of one message from a server; memory is allocated only for
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Text = Annotated[str, Meta(max_length=100_000)]
 Reason = Annotated[str, Meta(max_length=2000)]
 Packing = Literal["raw", "bf16", "int8"]
 
@@ -64,7 +63,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
     session: Count
     client: Count  # its number
-    run: Text  # the configuration, as TOML
+    run: Annotated[str, Meta(max_length=100_000)]  # the configuration, as TOML
     packing: Packing  # of the activations that go up
 
 

@@ -120,23 +120,19 @@ class DeviceBackend:
             self._refused = 0
         if isinstance(error, AllClientsLost | TooFew):
             self.engine.forget()
-            self._count_refusal(error)
+            refusal = error.refusal if isinstance(error, AllClientsLost) else ""
+            self._refused += bool(refusal)
+            if refusal and self._refused == MOST_REFUSED:  # further attempts would fail alike
+                raise ConfigError(
+                    f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
+                    "data and the learning rate; the rounds before are saved"
+                ) from None
             log.warning("%s; it is tried again", error)
         else:
             self.engine = self.engine.recover(error, attempt)
             if self.memory.is_empty:  # otherwise clients may have kept values of the failed attempt
                 return
         # Nobody knows which client keeps what of the failed attempt: all join again, and state it.
-        for session in self.sessions.present().values():
+        for j, session in self.sessions.present().items():
             if session.noted:
-                self.sessions.leave(session.client, session.number, "the round failed, and begins again")
-
-    def _count_refusal(self, error: AllClientsLost | TooFew) -> None:
-        if isinstance(error, TooFew) or not error.refusal:
-            return
-        self._refused += 1
-        if self._refused == MOST_REFUSED:  # further attempts would fail alike
-            raise ConfigError(
-                f"{error}, {self._refused} times; what they sent could not be used: {error.refusal}. Look at the "
-                "data and the learning rate; the rounds before are saved"
-            ) from None
+                self.sessions.leave(j, session.number, "the round failed, and begins again")

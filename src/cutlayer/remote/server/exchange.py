@@ -15,11 +15,11 @@ from cutlayer.core.tree import Tree
 from cutlayer.errors import CutlayerError, WireError
 from cutlayer.remote.monitor.watch import NoWatcher, Watcher
 from cutlayer.remote.protocol.messages import Answer, Gone, Respondents
-from cutlayer.remote.server.fed_values import FedValues
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.queue import Request
 from cutlayer.remote.server.sessions import Answered, ClientSession, Joined, Lost, RoundId, Sessions
+from cutlayer.remote.tensors.trees import sendable
 
 AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the other to say who answered
 
@@ -30,6 +30,34 @@ class AllClientsLost(CutlayerError):
     def __init__(self, message: str, refusal: str = "") -> None:
         super().__init__(message)
         self.refusal = refusal
+
+
+class FedValues:
+    """The values that a separate fed server sends to clients directly in one attempt at a round.
+
+    The training server never sees them, but both servers number them alike.
+    """
+
+    def __init__(self, sessions: Sessions, token: int) -> None:
+        self.sessions, self.token = sessions, token
+        self._values: dict[int, list[Tree]] = {}
+        self._num_sent: dict[int, int] = {}  # by the number of the session
+
+    def add(self, client: int, value: Tree) -> int:
+        """Add a value for a client and return its number."""
+        values = self._values.setdefault(client, [])
+        values.append(value)
+        return len(values)
+
+    def send(self, client: int) -> int:
+        """Send a client the values that it has not got in its current session, and return the bytes sent."""
+        session, values = self.sessions.get(client), self._values.get(client, [])
+        if session is None:
+            return 0
+        first = self._num_sent.get(session.number, 0)
+        self._num_sent[session.number] = len(values)
+        messages = (sendable(self.token, first + k, value) for k, value in enumerate(values[first:], start=1))
+        return sum(session.transmit(message, tensors) for message, tensors in messages)
 
 
 @dataclass
@@ -76,14 +104,10 @@ class RoundExchange:
         raise NotImplementedError
 
     def alive(self, ids: Ids) -> Ids:
-        return tuple(j for j in ids if self._has(j))
-
-    def _has(self, j: int) -> bool:
-        """Return whether a client can still be asked; what only one of two servers knows does not count."""
-        if j in self.lost or self.peer.apart or j not in self.heard:
-            return j not in self.lost
-        session = self.sessions.get(j)
-        return session is not None and session.number == self.heard[j]
+        """Return the clients that can still be asked; what only one of two servers knows does not count."""
+        present = {(j, session.number) for j, session in self.sessions.present().items()}
+        gone = set() if self.peer.apart else {j for j, _ in self.heard.items() - present}
+        return tuple(j for j in ids if j not in self.lost | gone)
 
     def ask(self, requests: Mapping[int, Request], home: Place) -> tuple[Ids, dict[int, list[Tree]]]:
         """Send the requests; return who answered, and their values if this process holds the place they go to."""
@@ -147,11 +171,12 @@ class RoundExchange:
                 self._answered(self._early.pop(j))
 
     def _answered(self, event: Answered) -> None:
-        j, asked = event.client, self._waiting.get(event.client)
-        if self._is_early(event):
-            self._early[j] = event
+        j, answer, asked = event.client, event.answer, self._waiting.get(event.client)
+        of_this_round = isinstance(answer, Answer) and answer.token == self.round.token
+        if not self.peer.commands and of_this_round and answer.number > self._number:
+            self._early[j] = event  # the server that commands is ahead of this one
             return
-        if asked is None or (asked.session, asked.number) != (event.session, event.answer.number):
+        if asked is None or (asked.session, asked.number) != (event.session, answer.number):
             return  # late, or a duplicate
         del self._waiting[j]
         try:
@@ -161,12 +186,6 @@ class RoundExchange:
             return
         self.heard[j] = event.session
         self.watcher.answered(j, event.size, time.monotonic() - asked.since)
-
-    def _is_early(self, event: Answered) -> bool:
-        """Return whether a server that does not command clients has yet to ask for this delivery."""
-        answer = event.answer
-        of_this_round = isinstance(answer, Answer) and answer.token == self.round.token
-        return not self.peer.commands and of_this_round and answer.number > self._number
 
     def _gone(self, event: Lost) -> None:
         """Lose a client that has answered in this round; any other may reconnect until the deadline."""
@@ -201,6 +220,4 @@ class RoundExchange:
         (self.watcher.refused if refused else self.watcher.lost)(j, reason)
         if self.peer.commands:
             self.peer.tell(Gone(token=self.round.token, client=j))
-        session = self.sessions.get(j)
-        if session is not None:
-            self.sessions.leave(j, session.number, reason)
+        self.sessions.leave(j, None, reason)

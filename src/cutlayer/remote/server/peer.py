@@ -30,7 +30,6 @@ from cutlayer.runs.folder import Folder
 
 log = logging.getLogger("cutlayer")
 
-Role = Literal["server", "fed"]
 Outbox = queue.SimpleQueue[list[bytes] | None]  # None ends the stream
 Kind = TypeVar("Kind")
 SECONDS = 600.0  # that a value may take from one server to the other
@@ -41,6 +40,10 @@ GOODBYE_SECONDS = 5.0
 
 class PeerLost(CutlayerError):
     """The other server is gone: both resume from the newest checkpoint that they have in common."""
+
+
+Notice = m.Respondents | m.Gone | PeerLost  # what a round waits for
+Heard = tuple[m.SavedRounds | m.Begin | m.Sent | PeerLost, list[Tensor]]
 
 
 class NoPeer:
@@ -80,19 +83,15 @@ class Peer:
 
     apart = True
 
-    def __init__(self, here: Role, train: str | None = None) -> None:
+    def __init__(self, here: Literal["server", "fed"], train: str | None = None) -> None:
         self.here, self._train = here, train  # a fed server knows the address of the training server
         self.commands = here == "server"  # whether this server commands the clients
-        self.notify: Callable[[m.Respondents | m.Gone | PeerLost], None] = lambda message: (
-            None
-        )  # of what a round waits for
+        self.notify: Callable[[Notice], None] = lambda notice: None
         self.link_number = 0  # grows whenever the link comes up or goes down
         self._send: Callable[[m.Message, Sequence[Tensor]], None] | None = None
         self._hang_up: Callable[[], None] = lambda: None
         self._linked = threading.Event()
-        self._heard: queue.SimpleQueue[tuple[m.SavedRounds | m.Begin | m.Sent | PeerLost, list[Tensor]]] = (
-            queue.SimpleQueue()
-        )
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
 
     def has(self, place: Place) -> bool:
         """Return whether the values of a place are in this process."""
@@ -146,13 +145,12 @@ class Peer:
 
     def _follow(self, chunks: Iterator[bytes], out: Outbox) -> None:
         """Read everything that the other server sends, until it is gone."""
-        link_number = self.connected(lambda message, tensors: out.put(encode(message, tensors)))
         self._hang_up = lambda: out.put(None)
+        link_number = self.connected(lambda message, tensors: out.put(encode(message, tensors)))
         decoder, reason = Decoder(m.FromPeer, m.MOST_BYTES), "the other server closed the connection"
         try:
             for chunk in chunks:
-                come = decoder.feed(chunk)
-                if come is not None:
+                if (come := decoder.feed(chunk)) is not None:
                     self.took(*come)
         except WireError as error:
             reason = f"the other server sent something that cannot be used: {error}"
@@ -205,7 +203,7 @@ class Peer:
             mine = folder.store.rounds()
             own = [] if overwrite else mine
             self.tell(m.SavedRounds(tuple(own)))
-            theirs, _ = self._next(m.SavedRounds)
+            theirs, _ = self.wait_for(m.SavedRounds)
             newest = max({*own} & {*theirs.rounds}, default=0)
             if max(own, default=0) > newest + 1:  # no crash leaves them further apart
                 raise ConfigError(
@@ -221,19 +219,13 @@ class Peer:
         """At the fed server, wait for the training server to begin a round."""
         if self.commands:
             return None
-        begin, _ = self._next(m.Begin, ROUND_SECONDS)
+        begin, _ = self.wait_for(m.Begin, ROUND_SECONDS)
         if begin.round != round:
             raise PeerLost(f"the training server is at round {begin.round + 1}, and this one at {round + 1}")
         return begin
 
-    def value(self, token: int, number: int) -> tuple[m.Sent, list[Tensor]]:
-        """Wait for the value of this number in an attempt at a round."""
-        sent, tensors = self._next(m.Sent)
-        if (sent.token, sent.number) != (token, number):
-            raise PeerLost("the two servers have lost step with each other")
-        return sent, tensors
-
-    def _next(self, kind: type[Kind], seconds: float = SECONDS) -> tuple[Kind, list[Tensor]]:
+    def wait_for(self, kind: type[Kind], seconds: float = SECONDS) -> tuple[Kind, list[Tensor]]:
+        """Wait for the next message of this kind, and return it with its tensors."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -272,7 +264,9 @@ class PeerBridge:
         if self.peer.has(origin):
             self.peer.tell(*sendable(self.token, self._number, self._real(tuple(values))))
             return [tree.shapes(v) for v in values]
-        sent, tensors = self.peer.value(self.token, self._number)
+        sent, tensors = self.peer.wait_for(m.Sent)
+        if (sent.token, sent.number) != (self.token, self._number):
+            raise PeerLost("the two servers have lost step with each other")
         wanted = flatten(tuple(values))
         forms, came = ([(a.dtype, a.shape) for a in some] for some in (wanted.tensors, tensors))
         if sent.tree != wanted.skeleton or forms != came or len(sent.numbers) != len(wanted.numbers):

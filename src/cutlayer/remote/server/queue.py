@@ -4,9 +4,9 @@ A slot is reused as soon as nobody holds its value, the lowest first. The list o
 that of the step before, and need not be sent again.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from torch import Tensor
@@ -56,8 +56,7 @@ class Queue:
         self._commands: list[c.AnyCommand] = []
         self._numbers: list[int | float] = []
         self._tensors: list[Tensor] = []
-        self._free: list[int] = []
-        self._top = 0
+        self._used: set[int] = set()
 
     def put(self, value: Tree) -> Ref:
         flat = flatten(value)
@@ -71,10 +70,9 @@ class Queue:
     def key(self, key: int) -> Ref:
         return self._add(self._shapes.put(0), c.Key, key)
 
-    def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, Ref]:
+    def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, ...]:
         self._numbers += [size, step, key]
-        x, y = self._run([], lambda _, x, y: c.Batch(x, y), 2, like=(length, 0, SOME_KEY))
-        return x, y
+        return self._run([], lambda _, x, y: c.Batch(x, y), 2, like=(length, 0, SOME_KEY))
 
     def own(self, number: int) -> Ref:
         self._numbers.append(number)
@@ -83,9 +81,8 @@ class Queue:
     def do(self, function: str, arguments: list[Ref]) -> Ref:
         return self._run(arguments, lambda slots, out: c.Do(out, function, slots))[0]
 
-    def vjp(self, function: str, arguments: list[Ref]) -> tuple[Ref, Ref]:
-        out, pullback = self._run(arguments, lambda slots, out, pullback: c.Vjp(out, pullback, function, slots), 2)
-        return out, pullback
+    def vjp(self, function: str, arguments: list[Ref]) -> tuple[Ref, ...]:
+        return self._run(arguments, lambda slots, out, pullback: c.Vjp(out, pullback, function, slots), 2)
 
     def grad(self, function: str, arguments: list[Ref], cut: int | None) -> Ref:
         return self._run(arguments, lambda slots, out: c.Grad(out, function, slots, cut))[0]
@@ -108,7 +105,7 @@ class Queue:
         self._collect()
         self._numbers += [] if delivery is None else [delivery]
         self._commands.append(c.Up(names, slots) if delivery is None else c.Deliver(names, slots))
-        return self._emptied(tuple((name, ref.spec.flat) for name, ref in zip(names, refs, strict=True)))
+        return self._emptied(tuple((name, flatten(ref.spec.bare)) for name, ref in zip(names, refs, strict=True)))
 
     def rest(self) -> Request | None:
         """Return what is left at the end of a round if it tells the client to keep a value; it wants no answer."""
@@ -121,14 +118,15 @@ class Queue:
 
     def _run(
         self, arguments: list[Ref], make: Callable[..., c.AnyCommand], num: int = 1, like: tuple[int, ...] = ()
-    ) -> list[Ref]:
+    ) -> tuple[Ref, ...]:
         """Append the command that `make` makes of its arguments' slots and of the `num` slots of its results.
 
         The shapes of the results come from a run on shapes, which takes `like` in place of the command's numbers.
         """
         places = tuple(range(len(arguments) + num))
         on_shapes = make(places[: len(arguments)], *places[len(arguments) :])
-        results = [self._new(s) for s in self._shapes.after(on_shapes, tuple(a.spec for a in arguments), like)]
+        specs = self._shapes.after(on_shapes, tuple(a.spec for a in arguments), like)
+        results = tuple(self._new(spec) for spec in specs)
         self._commands.append(make(tuple(a.slot for a in arguments), *(r.slot for r in results)))
         return results
 
@@ -141,14 +139,13 @@ class Queue:
 
     def _new(self, spec: Spec) -> Ref:
         self._collect()
-        if not self._free:
-            heapq.heappush(self._free, self._top)
-            self._top += 1
-        return Ref(self, heapq.heappop(self._free), spec)
+        slot = next(slot for slot in count() if slot not in self._used)
+        self._used.add(slot)
+        return Ref(self, slot, spec)
 
     def _collect(self) -> None:
         """Free the slots whose value nobody holds any more."""
         while self.freed:
             slot = self.freed.popleft()
-            heapq.heappush(self._free, slot)
+            self._used.remove(slot)
             self._commands.append(c.Free(slot))

@@ -138,8 +138,7 @@ class Remote(RoundExchange):
         """Tell the clients what to keep of this round; nobody waits for them to do so."""
         for j in self.alive(self.ids):
             session, request = self.sessions.get(j), self.queues[j].rest()
-            heard = self.heard.get(j)
-            if request is not None and session is not None and (session.number == heard or self.peer.apart):
+            if request and session and (session.number == self.heard.get(j) or self.peer.apart):
                 self.watcher.told(j, session.send(request, self.round, begins=False)[1])
         self.sessions.flush()
 

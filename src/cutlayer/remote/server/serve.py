@@ -43,14 +43,14 @@ log = logging.getLogger("cutlayer")
 
 Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
-MODELS_WORTH = 4  # models that a delivery may be as large as: a model with the moments of its optimiser, or more
+MODELS_WORTH = 4  # a delivery may be as large as so many models: a model with its moments, and more
 MOST_SAMPLES = 100_000_000  # that a client may claim: the number sets its weight and the steps of a round
 GOODBYE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a server meets its clients."""
+    """How a server listens to and waits for its clients."""
 
     listen: str = "0.0.0.0:8470"
     keys: Path | None = None  # the server's own folder of keys; None: plaintext, open to everybody
@@ -69,10 +69,9 @@ class Serving:
             raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
         if self.least is not None and self.least < 1:
             raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
-        if self.packing not in get_args(Packing):
-            raise UnknownNameError("packing", self.packing, get_args(Packing))
-        if self.role not in get_args(Role):
-            raise UnknownNameError("role", self.role, get_args(Role))
+        for kind, name, known in (("packing", self.packing, get_args(Packing)), ("role", self.role, get_args(Role))):
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
         if (self.role == "fed") != (self.train is not None):
             raise ConfigError("a fed server of its own needs to know the training server, and only that one: --train")
 
@@ -234,8 +233,8 @@ class RunServer:
             with self.peer.linked(credentials):
                 yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
         finally:
-            for session in self.sessions.present().values():
-                self.sessions.leave(session.client, session.number, self.farewell)
+            for j in self.sessions.present():
+                self.sessions.leave(j, None, self.farewell)
             server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
 
     def done(self) -> None:

@@ -60,8 +60,6 @@ class Lost(NamedTuple):
 
 
 Event = Joined | Answered | Lost | Respondents | Gone | PeerLost  # the last three come from the other server
-Transmit = Callable[[Message, Sequence[Tensor]], int]  # returns the number of bytes sent
-Close = Callable[[str], None]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,8 +71,8 @@ class ClientSession:
     number: int
     samples: int
     kept: tuple[KeptVersion, ...]
-    transmit: Transmit
-    close: Close
+    transmit: Callable[[Message, Sequence[Tensor]], int]  # returns the number of bytes sent
+    close: Callable[[str], None]  # takes the reason
     commands: bool = True  # whether this server commands the client, or the other one does
     largest: InitVar[int] = 0  # bytes that an answer may take before it is asked for
     asked: int | None = None  # number of the answer that is due, until it has come
@@ -154,15 +152,15 @@ class Sessions:
             self._inbox.put(Lost(session.client, old.number, "it has joined again"))
         self._inbox.put(Joined(session.client))
 
-    def leave(self, client: int, number: int, reason: str) -> None:
-        """End a client's session, unless the client has another session by now."""
+    def leave(self, client: int, number: int | None, reason: str) -> None:
+        """End a client's session of this number, or any if None, unless the client has another session by now."""
         with self._lock:
             session = self._present.get(client)
-            if session is None or session.number != number:
+            if session is None or number not in (None, session.number):
                 return
             del self._present[client]
         session.close(reason)
-        self._inbox.put(Lost(client, number, reason))
+        self._inbox.put(Lost(client, session.number, reason))
 
     def take(self, event: Event) -> None:
         """Put an event into the inbox."""

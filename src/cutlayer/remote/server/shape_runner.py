@@ -24,7 +24,6 @@ from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.remote.device.worker import Round, WorkError
 from cutlayer.remote.protocol import commands as c
-from cutlayer.remote.tensors.trees import Flat, flatten
 
 CLIENT = 0  # stands for all clients
 SOME_KEY = 0
@@ -40,10 +39,6 @@ class Spec:
     @property
     def bare(self) -> Tree:
         return self.value.blocks[0].tree
-
-    @property
-    def flat(self) -> Flat:
-        return flatten(self.bare)
 
 
 class ShapeRunner:

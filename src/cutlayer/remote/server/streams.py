@@ -67,10 +67,9 @@ def listen(address: str, credentials: Credentials | None, admission: Admission, 
     return server, port
 
 
-Opener = Callable[[Admission, Iterator[bytes], Any], Iterator[bytes]]
-
-
-def _opened(opener: Opener, admission: Admission, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+def _opened(
+    opener: Callable[..., Iterator[bytes]], admission: Admission, requests: Iterator[bytes], context: Any
+) -> Iterator[bytes]:
     """Return what goes to the other end of a stream, or abort the stream if it may not be opened."""
     import grpc
 
@@ -99,7 +98,7 @@ def _peer_stream(admission: Admission, requests: Iterator[bytes], context: Any) 
 
 
 class ClientStream:
-    """The stream of one client, from its m.Hello to the end of its session."""
+    """The stream of one client, from its Hello to the end of its session."""
 
     def __init__(self, admission: Admission, requests: Iterator[bytes], context: Any, name: str | None) -> None:
         self.admission, self.requests, self.context, self.name = admission, requests, context, name
@@ -107,8 +106,7 @@ class ClientStream:
         self.session_number: int | None = None
         self.number = -1
         self.session: ClientSession | None = None
-        most = lambda: 0 if self.session is None else self.session.most_bytes  # noqa: E731
-        self.decoder = Decoder(m.FromClient, most, CLIENT_HEADER)
+        self.decoder = Decoder(m.FromClient, lambda: self.session.most_bytes if self.session else 0, CLIENT_HEADER)
         self._timer = threading.Timer(0.0, lambda: None)
         context.add_callback(self._gone)
 
@@ -122,8 +120,7 @@ class ClientStream:
         self._later(HELLO_SECONDS, lambda: self._deny(f"no greeting came within {HELLO_SECONDS:g} seconds"))
         try:
             for chunk in self.requests:
-                come = self.decoder.feed(chunk)
-                if come is not None:
+                if (come := self.decoder.feed(chunk)) is not None:
                     self._heard(*come)
             self.decoder.end()
             self._over("it closed the connection")
@@ -202,7 +199,7 @@ class ClientStream:
         return sum(map(len, chunks))
 
     def _farewell(self, reason: str) -> None:
-        """Say why the session ends: after a m.Bye the client comes back, after anything else it does not."""
+        """Say why the session ends: after a Bye the client comes back, after anything else it does not."""
         words = {OVER: m.Done(reason), REPLACED: m.Denied(reason, final=True)}.get(reason, m.Bye(reason[:2000]))
         self._end(words)
 

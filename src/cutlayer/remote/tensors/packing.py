@@ -94,7 +94,7 @@ def _quantise(tensor: Tensor) -> Tensor:
 
 
 def _raw(buffer: bytearray, offset: int, dtype: torch.dtype, number: int) -> Tensor:
-    # Torch computes nonsense with a bool of any other byte.
+    # In torch, a bool with any other byte has undefined behaviour.
     if dtype == torch.bool and _raw(buffer, offset, torch.uint8, number).max() > 1:
         raise WireError("a tensor of bool has bytes other than 0 and 1")
     return torch.frombuffer(buffer, dtype=dtype, count=number, offset=offset)

@@ -37,17 +37,13 @@ class Flat(NamedTuple):
 def flatten(value: Tree) -> Flat:
     """Take a tree apart into its structure, numbers and tensors."""
     structure, leaves = tree.flatten(value)
-    flat = Flat(structure, [], [])
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            flat.tensors.append(leaf)
-        elif isinstance(leaf, tree.NUMBERS):
-            flat.numbers.append(leaf)
-        else:
+        if not isinstance(leaf, (Tensor, *tree.NUMBERS)):
             raise WireError(
                 f"a {type(leaf).__name__} cannot travel; only tensors, numbers, dicts and tuples of them can"
             )
-    return flat
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return Flat(structure, [leaf for leaf in leaves if not isinstance(leaf, Tensor)], tensors)
 
 
 def sendable(token: int, number: int, value: Tree) -> tuple[Sent, list[Tensor]]:
