@@ -15,6 +15,7 @@ from test_remote import method_of
 from torch import Tensor
 
 from cutlayer.core.batches import Batching
+from cutlayer.engines.loop import Loop
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.identity.key_folder import Asked, carry_out
 from cutlayer.remote.identity.register import Register
@@ -76,6 +77,7 @@ def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = eve
         method=method,
         sessions=sessions,
         sample=images().take([0, 1]),
+        engine=Loop(),
         deadline=30,
         gather=partial(gather, sessions),
         watcher=board,

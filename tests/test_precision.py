@@ -14,6 +14,7 @@ from cutlayer import Split, adam, methods, sfl_v1, sgd, smofi, train
 from cutlayer.core.batches import Batching
 from cutlayer.core.precision import PRECISIONS, Precision, computing
 from cutlayer.core.state import State
+from cutlayer.engines.loop import Loop
 from cutlayer.errors import CheckpointError, ConfigError, UnknownNameError
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.sessions import Sessions
@@ -174,7 +175,9 @@ def test_devices_compute_in_the_precision_of_their_run() -> None:
         join(sessions, device(method(), DATA, partition, BATCH, client, precision="bf16"))
     mine = method()
     few = DATA.take([0, 1])
-    devices = DeviceBackend(method=mine, sessions=sessions, sample=few, gather=lambda _: tuple(sessions.present()))
+    devices = DeviceBackend(
+        method=mine, sessions=sessions, sample=few, gather=lambda _: tuple(sessions.present()), engine=Loop()
+    )
     there = Rounds(mine, devices, batching=BATCH, seed=SEED, precision="bf16")
     state = there.start()
     for _ in range(2):

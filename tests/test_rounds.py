@@ -32,6 +32,7 @@ from cutlayer.errors import ConfigError, CutlayerError
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Refusal
+from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.serve import RunServer, Serving, samples_of
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.runs import build
@@ -146,6 +147,19 @@ def test_a_failed_round_leaves_no_trace_with_devices() -> None:
     assert set(requests.values()) == {2}
     must_agree(Outcome(found[0], there.ledger), Outcome(expected[0], clean.ledger), 0.0)
     assert found[1]["meter 1"] == expected[1]["meter 1"]
+
+
+def test_only_attempts_in_which_answers_were_refused_count_as_refusals() -> None:
+    """Two refusals in the round before, and retries of the engine, are none of this round's three."""
+    batching = CASES["sfl_v1"].batching
+    there = deployment(method_of("sfl_v1"), images(), clients_of(), batching=batching, seed=SEED, engine=Stumbling())
+    refused, stumbled = AllClientsLost("round 1: every client is lost", "not finite"), RuntimeError("stumbled")
+    for attempt in (1, 2):
+        there.backend.recover(refused, attempt)
+    for attempt, error in enumerate((stumbled, refused, stumbled, stumbled, refused), start=1):
+        there.backend.recover(error, attempt)
+    with pytest.raises(ConfigError, match="every client is lost, 3 times; what they sent could not be used: not fin"):
+        there.backend.recover(refused, 6)
 
 
 # -- one check ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Specifies two servers with two owners: they give the numbers of one process, and neither holds both halves."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from torch import Tensor
 from two_servers import Halves, Said, trained_apart
 
 from cutlayer.core import tree
-from cutlayer.remote.protocol.messages import Answer, FedValue, Work
+from cutlayer.errors import CheckpointError
+from cutlayer.remote.protocol.messages import Answer, SavedRounds, Sent, Work
+from cutlayer.remote.server.peer import Peer
+from cutlayer.runs.folder import Folder
 
 QUICK = ("fedavg", "fednag", "sl", "hosfl", "mu_splitfed", "hasfl own cuts")
 
@@ -63,7 +67,7 @@ def test_no_server_sees_both_a_clients_layers_and_its_activations(case: str) -> 
     assert not layers & at_the_cut  # each went to one server only ...
     assert not (layers | contents(said["train"], Answer)) & between  # ... which did not hand it on
     if case != "hasfl own cuts":  # whose layers between the cuts start from the same aggregate at both servers
-        assert not between and not contents(said["fed"], FedValue) & at_the_cut
+        assert not between and not contents(said["fed"], Sent) & at_the_cut
 
 
 def test_a_client_sends_each_kind_only_to_its_home() -> None:
@@ -71,3 +75,35 @@ def test_a_client_sends_each_kind_only_to_its_home() -> None:
     kinds = {server: {kind for s in said[server] for kind in s.kinds} for server in ("train", "fed")}
     assert kinds == {"train": {"activations", "labels"}, "fed": {"model"}}
     assert len([s for s in said["fed"] if s.kinds]) == 2 * len(clients_of())  # one model a client and round
+
+
+# -- the newest round that both servers have ---------------------------------------------------------------------------
+
+
+def beside(rounds: tuple[int, ...]) -> Peer:
+    """A training server's link to a fed server that has checkpoints of these rounds."""
+    peer = Peer("server")
+    peer.connected(lambda message, tensors: peer.took(SavedRounds(rounds), []))
+    return peer
+
+
+@pytest.fixture
+def at_round_two(tmp_path: Path) -> Folder:
+    folder = Folder(tmp_path / "run")
+    for number in (1, 2):
+        folder.store.save(number, {}, {})
+    return folder
+
+
+def test_a_server_that_is_ahead_goes_back_to_the_newest_round_of_both(at_round_two: Folder) -> None:
+    assert beside((1,)).agree(at_round_two, overwrite=False) is False
+    assert at_round_two.store.rounds() == [1]
+
+
+def test_a_folder_in_which_another_process_trains_loses_no_checkpoint(at_round_two: Folder) -> None:
+    peer = beside((1,))
+    with at_round_two.guarded() as hold:
+        hold()
+        with pytest.raises(CheckpointError, match="is in use: another process trains this run"):
+            peer.agree(at_round_two, overwrite=False)
+    assert at_round_two.store.rounds() == [1, 2]

@@ -15,11 +15,12 @@ from cutlayer.core.state import State
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
+from cutlayer.engines.loop import Loop
 from cutlayer.remote.device.session import ClientDevice, Session
-from cutlayer.remote.protocol.messages import FedValue, Message, Work
+from cutlayer.remote.protocol.messages import Message, Sent, Work
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.peer import Peer
-from cutlayer.remote.server.sessions import Answered, ClientSession, PeerSaid, Sessions
+from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 from cutlayer.remote.tensors.trees import build
 from cutlayer.runs.rounds import Rounds
 
@@ -40,7 +41,7 @@ class Apart:
     def __init__(self, train: Sessions, fed: Sessions, own: ClientDevice, said: dict[str, list[Said]]) -> None:
         self.said, self.own = said, own
         self.work: queue.SimpleQueue[tuple[Work, list[Tensor]]] = queue.SimpleQueue()
-        self.fed_values: queue.SimpleQueue[tuple[FedValue, list[Tensor]]] = queue.SimpleQueue()
+        self.fed_values: queue.SimpleQueue[tuple[Sent, list[Tensor]]] = queue.SimpleQueue()
         self.sessions = {"train": train, "fed": fed}
         self.numbers = {name: sessions.new_session() for name, sessions in self.sessions.items()}
         self.session = Session(own, self.numbers["train"], self._fed_value)
@@ -103,7 +104,7 @@ def trained_apart(
     sessions = {name: Sessions() for name in ("train", "fed")}
     peers = {"train": Peer("server"), "fed": Peer("fed")}
     for name, other in (("train", "fed"), ("fed", "train")):
-        peers[name].notify = lambda message, sessions=sessions[name]: sessions.take(PeerSaid(message))  # type: ignore[misc]
+        peers[name].notify = sessions[name].take
 
         def send(message: Message, tensors: Sequence[Tensor], to: Peer = peers[other]) -> None:
             said["peer"].append(Said(message, list(tensors)))
@@ -118,9 +119,9 @@ def trained_apart(
             method=method,
             sessions=sessions[name],
             sample=data.take([0, 1]),
+            engine=Loop(),
             gather=lambda _: tuple(sessions[name].present()),
             deadline=SECONDS,
-            patience=SECONDS,
             peer=peers[name],
         )
 

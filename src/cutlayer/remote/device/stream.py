@@ -170,7 +170,7 @@ class FedStream(Stream):
             for message, tensors in self._messages:
                 if isinstance(message, m.Done):  # the training server says so, too
                     return
-                if isinstance(message, m.FedValue):
+                if isinstance(message, m.Sent):
                     value = build(message.tree, iter(message.numbers).__next__, iter(tensors).__next__)
                     with self._change:
                         # Values of an older attempt at a round are no longer needed.

@@ -1,4 +1,4 @@
-"""Messages between servers and clients, and the commands that clients run: types alone, without torch.
+"""The messages between servers and clients, and the commands that clients run: types only, without torch.
 
 Imports: errors.
 """

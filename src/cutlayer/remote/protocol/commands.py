@@ -1,7 +1,7 @@
-"""What a server may ask of a client: a list of commands over numbered slots, which ends with what should go up.
+"""The commands that a server may send to a client: a list over numbered slots, which ends with the values to send up.
 
-A client keeps values in slots for the length of a round. Tensors and plain numbers travel beside the list, in the order
-in which its commands take them; the list itself is the same at every step, so it is sent once and then named.
+A client keeps values in slots during a round. Tensors and plain numbers travel separately, in the order in which the
+commands take them. The list itself is the same at every step, so it is sent once and then referred to by number.
 """
 
 from typing import Any
@@ -13,37 +13,37 @@ Skeleton = Any
 
 
 class Command(Struct, array_like=True, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One entry of a list."""
+    """One command of a list."""
 
 
 class Put(Command, frozen=True, tag="put"):
-    """A value that came down; takes its numbers and tensors."""
+    """Store a value that came down; takes its numbers and tensors."""
 
     out: int
     tree: Skeleton
 
 
 class Key(Command, frozen=True, tag="key"):
-    """A key of this round, which is known everywhere; takes it."""
+    """Store a key of this round, which all places know; takes the key."""
 
     out: int
 
 
 class Batch(Command, frozen=True, tag="batch"):
-    """Inputs and labels of one of the client's own mini-batches; takes the batch size, its step and its key."""
+    """Load inputs and labels of one of the client's own mini-batches; takes the batch size, the step and its key."""
 
     x: int
     y: int
 
 
 class Own(Command, frozen=True, tag="own"):
-    """A seed that the client has to itself; takes the step of the round."""
+    """Make a seed that only the client knows; takes the step of the round."""
 
     out: int
 
 
 class Do(Command, frozen=True, tag="do"):
-    """The result of a function that the client's method declares."""
+    """Call a function that the client's method declares."""
 
     out: int
     function: str
@@ -51,7 +51,7 @@ class Do(Command, frozen=True, tag="do"):
 
 
 class Vjp(Command, frozen=True, tag="vjp"):
-    """The output of a function and its pullback."""
+    """Compute the output of a function, and its pullback."""
 
     out: int
     pullback: int
@@ -60,7 +60,7 @@ class Vjp(Command, frozen=True, tag="vjp"):
 
 
 class Grad(Command, frozen=True, tag="grad"):
-    """The gradients of a loss."""
+    """Compute the gradients of a loss."""
 
     out: int
     function: str
@@ -69,7 +69,7 @@ class Grad(Command, frozen=True, tag="grad"):
 
 
 class Pull(Command, frozen=True, tag="pull"):
-    """The gradients that a pullback makes of the gradient of its output."""
+    """Apply a pullback to the gradient of its output."""
 
     out: int
     pullback: int
@@ -77,7 +77,7 @@ class Pull(Command, frozen=True, tag="pull"):
 
 
 class Field(Command, frozen=True, tag="field"):
-    """A field of a value."""
+    """Take a field of a value."""
 
     out: int
     of: int
@@ -85,7 +85,7 @@ class Field(Command, frozen=True, tag="field"):
 
 
 class KeepValue(Command, frozen=True, tag="keep"):
-    """Keep a value beyond the round, and give it back in memory of its own; takes the version."""
+    """Keep a value beyond the round, and return a copy in memory of its own; takes the version."""
 
     out: int
     name: str
@@ -93,33 +93,33 @@ class KeepValue(Command, frozen=True, tag="keep"):
 
 
 class RecallValue(Command, frozen=True, tag="recall"):
-    """A value that was kept."""
+    """Recall a value that was kept."""
 
     out: int
     name: str
 
 
 class Get(Command, frozen=True, tag="get"):
-    """A value that the fed server sends itself, where it is a process of its own; takes its number."""
+    """Wait for a value that a separate fed server sends directly; takes its number."""
 
     out: int
 
 
 class Free(Command, frozen=True, tag="free"):
-    """Nobody needs this slot any more."""
+    """Free a slot that is not needed any more."""
 
     slot: int
 
 
 class Up(Command, frozen=True, tag="up"):
-    """Send these slots up, each as its kind; the last of a list."""
+    """Send these slots up, each as its kind; the last command of a list."""
 
     kinds: tuple[str, ...]
     slots: tuple[int, ...]
 
 
 class Deliver(Command, frozen=True, tag="deliver"):
-    """Send these slots to the fed server, each as its kind; the last of a list. Takes the number of the delivery."""
+    """Send these slots to a separate fed server, each as its kind; the last command. Takes the delivery's number."""
 
     kinds: tuple[str, ...]
     slots: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""What servers and clients say to each other: typed headers, beside which the tensors travel as raw bytes.
+"""The messages between servers and clients: typed headers, followed by the tensors as raw bytes.
 
 A client opens one stream to a server and says `Hello`; the server answers `Welcome` or `Denied`. Once the client has
-loaded its data for this run it says `Ready`. From then on the server sends `Work`, to which the client gives one
+loaded its data for this run it says `Ready`. Then the server sends `Work`, and the client replies to each with one
 `Answer` or `Refusal` of the same number, until the server says `Done` or either side says `Bye`. Session and number
-make every message the one answer to one question: what is late, or comes twice, is dropped.
+match each answer to its request; late answers and duplicates are dropped.
 """
 
 from typing import Annotated, Literal
@@ -17,17 +17,16 @@ SERVICE = "cutlayer.Link"
 JOIN = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"
 MOST_LISTS = 1000  # lists of commands that a client remembers
-MOST_BYTES = 2**40  # of one message from a server; memory is taken only for what comes
+MOST_BYTES = 2**40  # of one message from a server; memory is allocated only for what has arrived
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Text = Annotated[str, Meta(max_length=100_000)]
 Reason = Annotated[str, Meta(max_length=2000)]
 Packing = Literal["raw", "bf16", "int8"]
 
 
 class TensorForm(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Type and shape of a tensor, and how its bytes are packed."""
+    """The type and shape of a tensor, and how its bytes are packed."""
 
     dtype: Annotated[str, Meta(max_length=16)]
     shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
@@ -39,11 +38,11 @@ Numbers = Annotated[tuple[int | float, ...], Meta(max_length=5_000_000)]
 
 
 class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    """One message; `tensors` describes the bytes behind the header."""
+    """A message; its `tensors`, if it has any, describe the bytes that follow the header."""
 
 
 class KeptVersion(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A value that a client kept: its name, its version, and the token of the round in which it was told to."""
+    """A value that a client keeps: its name, its version, and the token of the round that told it to."""
 
     name: Name
     version: int
@@ -55,32 +54,30 @@ class Hello(Message, frozen=True, tag="hello"):
 
     protocol: int
     version: Annotated[str, Meta(max_length=64)]  # of cutlayer
-    name: Name  # who it says it is; the certificate says who it is
+    name: Name  # must be the name in the certificate, if there is one
     plugins: Annotated[dict[Name, Annotated[str, Meta(max_length=64)]], Meta(max_length=100)]  # file name -> hash
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """A server lets a client in."""
+    """A server accepts a client."""
 
     session: Count
     client: Count  # its number
-    run: Text  # the configuration, as TOML
-    packing: Packing  # of activations on their way up
+    run: Annotated[str, Meta(max_length=100_000)]  # the configuration, as TOML
+    packing: Packing  # of the activations that go up
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """A client has made itself ready for the run: its data are loaded, and it states what it keeps."""
+    """A client is ready for the run: its data are loaded, and it states what it keeps."""
 
     session: Count
     samples: Annotated[int, Meta(ge=0, le=2**40)]
-    sample: Annotated[
-        tuple[TensorForm, ...], Meta(max_length=16)
-    ]  # of one input, by the order of its names; then its target
+    sample: Annotated[tuple[TensorForm, ...], Meta(max_length=16)]  # inputs in the order of their names, then target
     kept: Annotated[tuple[KeptVersion, ...], Meta(max_length=1000)]
 
 
 class Denied(Message, frozen=True, tag="denied"):
-    """A server does not let a client in; `final` tells that trying again is no use."""
+    """A server refuses a client; `final` means that it is no use to try again."""
 
     reason: Reason
     final: bool
@@ -94,7 +91,7 @@ class Work(Message, frozen=True, tag="work"):
     round: Count
     key: Count  # of the round
     token: Count  # of this attempt at the round
-    begins: bool  # a round begins: whatever is in the slots is of an older one
+    begins: bool  # a round begins: the slots hold nothing of it yet
     list: Count
     commands: Annotated[tuple[AnyCommand, ...], Meta(max_length=5_000_000)] | None
     numbers: Numbers
@@ -102,18 +99,18 @@ class Work(Message, frozen=True, tag="work"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """What goes up."""
+    """The values that a client sends up."""
 
     session: Count
     number: Count
     token: Count  # of the attempt at the round
-    seconds: float  # that the client worked
+    seconds: float  # that the work took
     numbers: Numbers
     tensors: TensorForms = ()
 
 
 class Refusal(Message, frozen=True, tag="refusal"):
-    """A client did not do its work, and says where and why."""
+    """A client has not done its work: where it stopped, and why."""
 
     session: Count
     number: Count
@@ -121,12 +118,11 @@ class Refusal(Message, frozen=True, tag="refusal"):
     reason: Reason
 
 
-class FedValue(Message, frozen=True, tag="fed_value"):
-    """A value that the fed server sends to a client itself, which the training server never sees."""
+class Sent(Message, frozen=True, tag="sent"):
+    """A value that a server sends to the other server, or the fed server directly to a client."""
 
-    session: Count
     token: Count
-    number: Count  # of the value in this attempt at the round
+    number: Count  # counts the values of this attempt at the round
     tree: Skeleton
     numbers: Numbers
     tensors: TensorForms = ()
@@ -139,12 +135,12 @@ class Done(Message, frozen=True, tag="done"):
 
 
 class Bye(Message, frozen=True, tag="bye"):
-    """The sender leaves; the other may come back later."""
+    """The sender leaves, and may reconnect later."""
 
     reason: Reason
 
 
-# Between the two servers, where each is a process of its own.
+# Between two servers in two processes.
 
 
 class SavedRounds(Message, frozen=True, tag="saved_rounds"):
@@ -154,16 +150,16 @@ class SavedRounds(Message, frozen=True, tag="saved_rounds"):
 
 
 class Begin(Message, frozen=True, tag="begin"):
-    """A round begins with these clients, who have so many samples and keep these versions."""
+    """A round begins with these clients."""
 
     round: Count
     token: Count
-    samples: dict[int, int]
-    held: dict[Name, dict[int, tuple[int, Count]]]
+    samples: dict[int, int]  # how many each client has
+    held: dict[int, dict[Name, tuple[int, Count]]]  # the versions that each client keeps, with their tokens
 
 
 class Respondents(Message, frozen=True, tag="respondents"):
-    """Who answered the `up` of this number."""
+    """The clients that answered the `up` of this number."""
 
     token: Count
     number: Count
@@ -171,22 +167,12 @@ class Respondents(Message, frozen=True, tag="respondents"):
 
 
 class Gone(Message, frozen=True, tag="gone"):
-    """A client is lost to the training server, so nothing will come from it."""
+    """The training server has lost a client, so the fed server need not wait for it."""
 
     token: Count
     client: Count
 
 
-class Sent(Message, frozen=True, tag="sent"):
-    """A value that one server hands to the other."""
-
-    token: Count
-    number: Count
-    tree: Skeleton
-    numbers: Numbers
-    tensors: TensorForms = ()
-
-
 FromClient = Hello | Ready | Answer | Refusal | Bye
-FromServer = Welcome | Denied | Work | FedValue | Done | Bye
+FromServer = Welcome | Denied | Work | Sent | Done | Bye
 FromPeer = SavedRounds | Begin | Respondents | Gone | Sent | Done | Bye

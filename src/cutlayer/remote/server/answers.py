@@ -1,5 +1,6 @@
-"""Nothing that a client sends is trusted: what comes up is checked before it touches a model."""
+"""Checks of clients' answers: a server trusts nothing that a client sends before it has passed them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,48 +10,28 @@ from cutlayer.core.kinds import LABELS
 from cutlayer.core.tree import Tree
 from cutlayer.errors import WireError
 from cutlayer.remote.server.queue import Request
-from cutlayer.remote.tensors.trees import filled
-from cutlayer.remote.tensors.wire import ALIGN
-
-
-def num_bytes(request: Request) -> int:
-    """The most that the tensors of the answer may take, aligned."""
-    return sum(a.numel() * a.element_size() + ALIGN for _, flat in request.expected for a in flat.tensors)
 
 
 def checked(
     request: Request, numbers: Sequence[float], tensors: Sequence[Tensor], num_classes: int | None
 ) -> list[Tree]:
-    """The values that were asked for, or what is wrong with those that came."""
-    asked = [a for _, flat in request.expected for a in flat.tensors]
-    asked_numbers = [n for _, flat in request.expected for n in flat.numbers]
-    if len(tensors) != len(asked) or len(numbers) != len(asked_numbers):
+    """Return the values of an answer; raise WireError if they are not what the request asked for."""
+    asked = [(kind, a) for kind, flat in request.expected for a in flat.tensors]
+    number_kinds = [kind for kind, flat in request.expected for _ in flat.numbers]
+    if len(tensors) != len(asked) or len(numbers) != len(number_kinds):
         raise WireError(
-            f"{len(tensors)} tensors and {len(numbers)} numbers came, but {len(asked)} and {len(asked_numbers)} were "
+            f"{len(tensors)} tensors and {len(numbers)} numbers came, but {len(asked)} and {len(number_kinds)} were "
             "asked for"
         )
-    number, tensor = iter(numbers), iter(tensors)
-    wanted = iter(asked)
-    values = []
-    for kind, flat in request.expected:
-
-        def next_tensor(kind: str = kind) -> Tensor:
-            return _checked(kind, next(tensor), next(wanted), num_classes)
-
-        def next_number(kind: str = kind) -> float:
-            return _finite(kind, next(number))
-
-        values.append(filled(flat.structure, next_number, next_tensor))
-    return values
+    for (kind, wanted), a in zip(asked, tensors, strict=True):
+        _check(kind, a, wanted, num_classes)
+    for kind, number in zip(number_kinds, numbers, strict=True):
+        if not math.isfinite(number):
+            raise WireError(f"a number among the {kind} is not finite")
+    return request.values(numbers, tensors)
 
 
-def _finite(kind: str, number: float) -> float:
-    if number - number != 0:
-        raise WireError(f"a number among the {kind} is not finite")
-    return number
-
-
-def _checked(kind: str, a: Tensor, wanted: Tensor, num_classes: int | None) -> Tensor:
+def _check(kind: str, a: Tensor, wanted: Tensor, num_classes: int | None) -> None:
     if a.dtype != wanted.dtype or a.shape != wanted.shape:
         raise WireError(
             f"the {kind} have the type {_name(a)} and the shape {tuple(a.shape)}, but {_name(wanted)} and "
@@ -62,7 +43,6 @@ def _checked(kind: str, a: Tensor, wanted: Tensor, num_classes: int | None) -> T
         low, high = int(a.min()), int(a.max())
         if low < 0 or high >= num_classes:
             raise WireError(f"a label is {low if low < 0 else high}, but there are the classes 0 to {num_classes - 1}")
-    return a
 
 
 def _name(a: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The backend of real devices: a round reaches them through their sessions with this server."""
+"""The backend for real devices: a round reaches them through their sessions with this server."""
 
 import logging
 import time
@@ -12,7 +12,6 @@ from cutlayer.core.method import Method, TooFew
 from cutlayer.core.program import Program
 from cutlayer.core.servers import Bridge
 from cutlayer.data.arrays import Arrays
-from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
 from cutlayer.remote.monitor.watch import NoWatcher, Watcher
 from cutlayer.remote.protocol.messages import Begin
@@ -27,21 +26,22 @@ from cutlayer.runs.rounds import Attempt
 
 log = logging.getLogger("cutlayer")
 
-MOST_REFUSED = 3  # attempts at a round in which everybody is lost and some were refused
+MOST_REFUSED = 3  # attempts at a round that fail because answers were refused
 
 
 @dataclass(kw_only=True)
 class DeviceBackend:
     """Clients that are devices, each in a session with this server."""
 
+    name = "grpc"
+
     method: Method
     sessions: Sessions
-    sample: Arrays  # a few samples: what everybody's look like
-    gather: Callable[[int], Ids]  # waits until a round can begin: the clients that are present
-    engine: Engine = field(default_factory=Loop)  # that this server computes on
-    device: str = "cpu"  # that its tensors are on
+    sample: Arrays  # a few samples: what all samples look like
+    gather: Callable[[int], Ids]  # waits until a round can begin, and returns the clients that are present
+    engine: Engine  # that this server computes on
+    device: str = "cpu"  # of this server's tensors
     deadline: float = 60.0  # seconds that a server waits for an answer
-    patience: float = 24 * 3600.0  # seconds that a fed server of its own waits for a round to begin
     on_begin: Callable[[int, Ids], None] = lambda round, ids: None  # called at each attempt
     watcher: Watcher = field(default_factory=NoWatcher)
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
@@ -52,11 +52,7 @@ class DeviceBackend:
         self._shapes = ShapeRunner(self.program, self.sample)
         self._shape_engine = ShapeEngine()
         self._begin: Begin | None = None
-        self._refused = 0
-
-    @property
-    def name(self) -> str:
-        return "grpc"
+        self._refused = 0  # attempts at this round in which answers were refused
 
     @property
     def resolved(self) -> dict[str, str]:
@@ -76,21 +72,18 @@ class DeviceBackend:
         return self.peer.bridge(0, self.engine.real)
 
     def drawn(self, round: int) -> dict[int, int] | None:
-        self._begin = self.peer.begun(round, self.patience)
+        self._begin = self.peer.begun(round)
         if self._begin is None:
             return None
-        self._await_clients(tuple(self._begin.samples))
+        # A client joins the fed server before the training server, but it may have left again.
+        end = time.monotonic() + self.deadline
+        while not self._begin.samples.keys() <= self.sessions.present().keys() and time.monotonic() < end:
+            time.sleep(0.05)
         return dict(self._begin.samples)
 
     def present(self, round: int) -> dict[int, int]:
         present = self.gather(round)
         return {j: session.samples for j, session in self.sessions.present().items() if j in present}
-
-    def _await_clients(self, ids: Ids) -> None:
-        """A client joins the fed server before the training server; one that is gone again is lost to both."""
-        end = time.monotonic() + self.deadline
-        while not set(ids) <= self.sessions.present().keys() and time.monotonic() < end:
-            time.sleep(0.05)
 
     @contextmanager
     def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
@@ -98,7 +91,8 @@ class DeviceBackend:
         if self._begin is not None:
             this = this._replace(token=self._begin.token)
             self.memory.hold(self._begin.held)
-        engines: dict[Place, Engine] = {"server": self._engine("server"), "fed": self._engine("fed")}
+        places: tuple[Place, Place] = ("server", "fed")
+        engines = {place: self.engine if self.peer.has(place) else self._shape_engine for place in places}
         remote = Remote(
             sessions=self.sessions,
             program=self.program,
@@ -114,35 +108,31 @@ class DeviceBackend:
             engines=engines,
         )
         if self._begin is None:
-            held = self.memory.held_by(samples)
+            held = {j: self.memory.held(j) for j in samples}
             self.peer.tell(Begin(round=round, token=this.token, samples=dict(samples), held=held))
         self.on_begin(round, tuple(samples))
         yield Attempt(remote, engines["server"], engines["fed"], self.peer.bridge(this.token, self.engine.real))
         remote.finish()
 
-    def _engine(self, place: Place) -> Engine:
-        return self.engine if self.peer.has(place) else self._shape_engine
-
     def recover(self, error: BaseException, attempt: int) -> None:
         """Retry a round in which every client was lost, unless their answers keep being refused."""
-        if not isinstance(error, AllClientsLost | TooFew):
+        if attempt == 1:
+            self._refused = 0
+        if isinstance(error, AllClientsLost | TooFew):
+            self.engine.forget()
+            refusal = error.refusal if isinstance(error, AllClientsLost) else ""
+            self._refused += bool(refusal)
+            if refusal and self._refused == MOST_REFUSED:  # further attempts would fail alike
+                raise ConfigError(
+                    f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
+                    "data and the learning rate; the rounds before are saved"
+                ) from None
+            log.warning("%s; it is tried again", error)
+        else:
             self.engine = self.engine.recover(error, attempt)
-            if not self.memory.is_empty:  # clients may have kept values of the failed attempt
-                self._dismiss_all()
-            return
-        self.engine.forget()
-        refusal = error.refusal if isinstance(error, AllClientsLost) else ""
-        self._refused = (0 if attempt == 1 else self._refused) + bool(refusal)
-        if self._refused == MOST_REFUSED:  # it would be so for ever
-            raise ConfigError(
-                f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
-                "data and the learning rate; the rounds before are saved"
-            ) from None
-        log.warning("%s; it is tried again", error)
-        self._dismiss_all()
-
-    def _dismiss_all(self) -> None:
-        """After a round that failed nobody knows who keeps what of it: all join again, and state it anew."""
-        for session in self.sessions.present().values():
+            if self.memory.is_empty:  # otherwise clients may have kept values of the failed attempt
+                return
+        # Nobody knows which client keeps what of the failed attempt: all join again, and state it.
+        for j, session in self.sessions.present().items():
             if session.noted:
-                self.sessions.leave(session.client, session.number, "the round failed, and begins again")
+                self.sessions.leave(j, session.number, "the round failed, and begins again")

@@ -1,39 +1,68 @@
 """One `up`: requests go out to all clients at once, and answers come in until the last one or the deadline.
 
-A client that is lost before it has been heard in this round may come back until the deadline, and is then asked again
-from the beginning; one that was heard is lost for this round. Where the two servers are two processes, the one that the
-values go to decides who has answered, and tells the other.
+A client that disconnects before its first answer of the round may reconnect until the deadline, and is then asked again
+from the beginning. After its first answer it is lost for this round. With two servers in two processes, the one that
+the values go to decides who has answered, and tells the other.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutlayer.core.engine import Ids
 from cutlayer.core.kinds import Place
 from cutlayer.core.tree import Tree
 from cutlayer.errors import CutlayerError, WireError
-from cutlayer.remote.monitor.watch import Watcher
+from cutlayer.remote.monitor.watch import NoWatcher, Watcher
 from cutlayer.remote.protocol.messages import Answer, Gone, Respondents
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.queue import Request
-from cutlayer.remote.server.sessions import Answered, ClientSession, Joined, Lost, PeerSaid, RoundId, Sessions
+from cutlayer.remote.server.sessions import Answered, ClientSession, Joined, Lost, RoundId, Sessions
+from cutlayer.remote.tensors.trees import sendable
 
-AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the word of the other
+AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the other to say who answered
 
 
 class AllClientsLost(CutlayerError):
-    """Every client of a round is lost: the round did not happen. `refusal` is why one was refused, if any was."""
+    """Every client of a round is lost. `refusal` says why an answer was refused, if one was."""
 
     def __init__(self, message: str, refusal: str = "") -> None:
         super().__init__(message)
         self.refusal = refusal
 
 
+class FedValues:
+    """The values that a separate fed server sends to clients directly in one attempt at a round.
+
+    The training server never sees them, but both servers number them alike.
+    """
+
+    def __init__(self, sessions: Sessions, token: int) -> None:
+        self.sessions, self.token = sessions, token
+        self._values: dict[int, list[Tree]] = {}
+        self._num_sent: dict[int, int] = {}  # by the number of the session
+
+    def add(self, client: int, value: Tree) -> int:
+        """Add a value for a client and return its number."""
+        values = self._values.setdefault(client, [])
+        values.append(value)
+        return len(values)
+
+    def send(self, client: int) -> int:
+        """Send a client the values that it has not got in its current session, and return the bytes sent."""
+        session, values = self.sessions.get(client), self._values.get(client, [])
+        if session is None:
+            return 0
+        first = self._num_sent.get(session.number, 0)
+        self._num_sent[session.number] = len(values)
+        messages = (sendable(self.token, first + k, value) for k, value in enumerate(values[first:], start=1))
+        return sum(session.transmit(message, tensors) for message, tensors in messages)
+
+
 @dataclass
 class Waiting:
-    """A client that owes an answer."""
+    """A client that has not answered yet."""
 
     request: Request
     session: int
@@ -43,40 +72,45 @@ class Waiting:
 
 @dataclass(kw_only=True)
 class RoundExchange:
-    """One attempt at a round: who was heard in it, and who is lost."""
+    """One attempt at a round: asks the clients and tracks who has answered and who is lost."""
 
     sessions: Sessions
     round: RoundId
     ids: Ids
-    deadline: float
+    deadline: float  # seconds that `up` waits
     kept: KnownVersions
-    read: Callable[[Request, Answered], list[Tree]]  # the values of an answer; WireError if they cannot be used
-    watcher: Watcher
-    peer: Peer | NoPeer  # the other server
-    resend: Callable[[int], None] = lambda client: None  # what the fed server sent to a client which is back
-    lost: set[int] = field(default_factory=set)
-    heard: dict[int, int] = field(default_factory=dict)  # the sessions of those that were heard here in this round
+    watcher: Watcher = field(default_factory=NoWatcher)
+    peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
 
     def __post_init__(self) -> None:
-        self._held = {j: self.kept.held(j) for j in self.ids}  # when the round began
-        self._number = 0
+        for j, session in self.sessions.present().items():
+            if j in self.ids and not session.noted and self.peer.commands:
+                self.kept.joined(j, session.kept)
+                session.noted = True
+        self.lost: set[int] = set()
+        self.heard: dict[int, int] = {}  # the session in which each client answered here in this round
+        self.fed_values = FedValues(self.sessions, self.round.token)
+        self._held = {j: self.kept.held(j) for j in self.ids}  # at the beginning of the round
+        self._number = 0  # of the last `up`
         self._link_number = self.peer.link_number
         self._waiting: dict[int, Waiting] = {}
         self._came: dict[int, list[Tree]] = {}
         self._agreed: Ids | None = None
         self._early: dict[int, Answered] = {}
-        self._refused = ""  # why a client was, if any was
+        self._refused = ""  # why an answer was refused, if one was
 
-    def has(self, j: int) -> bool:
-        """Whether a client can still be asked; what only one of two servers knows does not count."""
-        if j in self.lost or self.peer.apart or j not in self.heard:
-            return j not in self.lost
-        session = self.sessions.get(j)
-        return session is not None and session.number == self.heard[j]
+    def read(self, request: Request, event: Answered) -> list[Tree]:
+        """Return the values of an answer; raise WireError if they cannot be used."""
+        raise NotImplementedError
 
-    def __call__(self, requests: Mapping[int, Request], home: Place) -> tuple[Ids, dict[int, list[Tree]]]:
-        """Who answered, and their values, if this is where they go."""
-        self._number += 1
+    def alive(self, ids: Ids) -> Ids:
+        """Return the clients that can still be asked; what only one of two servers knows does not count."""
+        present = {(j, session.number) for j, session in self.sessions.present().items()}
+        gone = set() if self.peer.apart else {j for j, _ in self.heard.items() - present}
+        return tuple(j for j in ids if j not in self.lost | gone)
+
+    def ask(self, requests: Mapping[int, Request], home: Place) -> tuple[Ids, dict[int, list[Tree]]]:
+        """Send the requests; return who answered, and their values if this process holds the place they go to."""
         self._waiting, self._came, self._agreed = {}, {}, None
         decides = self.peer.has(home)
         for j, request in requests.items():
@@ -116,34 +150,34 @@ class RoundExchange:
                 self._gone(event)
             case Joined(client):
                 self._back(client)
-            case PeerSaid(Respondents(token, number, ids)) if (token, number) == (self.round.token, self._number):
+            case Respondents(token, number, ids) if (token, number) == (self.round.token, self._number):
                 self._agreed = ids
-            case PeerSaid(Gone(token, client)) if token == self.round.token:
+            case Gone(token, client) if token == self.round.token:
                 self._waiting.pop(client, None)
-            case PeerSaid(PeerLost() as error) if self.peer.link_number != self._link_number:
-                raise error
+            case PeerLost() if self.peer.link_number != self._link_number:
+                raise event
 
     def _ask(self, j: int, request: Request) -> None:
         session, now = self.sessions.get(j), time.monotonic()
         if j in self.heard and (session is None or session.number != self.heard[j]):
             self._lose(j, "it was lost in the middle of the round")
         elif session is None:
-            self._waiting[j] = Waiting(request, -1, -1, now)  # it may be back before the deadline
+            self._waiting[j] = Waiting(request, -1, -1, now)  # it may reconnect before the deadline
         elif self._holds_the_same(j, session):
             number, size = session.send(request, self.round, begins=j not in self.heard, up=self._number)
             self._waiting[j] = Waiting(request, session.number, number, now)
             self.watcher.asked(j, size)
-            early = self._early.get(j)
-            if early is not None and early.answer.number == self._number:
+            if j in self._early:
                 self._answered(self._early.pop(j))
 
     def _answered(self, event: Answered) -> None:
-        j, asked = event.client, self._waiting.get(event.client)
-        if self._is_early(event):
-            self._early[j] = event
+        j, answer, asked = event.client, event.answer, self._waiting.get(event.client)
+        of_this_round = isinstance(answer, Answer) and answer.token == self.round.token
+        if not self.peer.commands and of_this_round and answer.number > self._number:
+            self._early[j] = event  # the server that commands is ahead of this one
             return
-        if asked is None or (asked.session, asked.number) != (event.session, event.answer.number):
-            return  # late, or twice
+        if asked is None or (asked.session, asked.number) != (event.session, answer.number):
+            return  # late, or a duplicate
         del self._waiting[j]
         try:
             self._came[j] = self.read(asked.request, event)
@@ -153,47 +187,37 @@ class RoundExchange:
         self.heard[j] = event.session
         self.watcher.answered(j, event.size, time.monotonic() - asked.since)
 
-    def _is_early(self, event: Answered) -> bool:
-        """A client may be ahead of a server that does not command it: its delivery waits until it is asked for."""
-        answer = event.answer
-        of_this_round = isinstance(answer, Answer) and answer.token == self.round.token
-        return not self.peer.commands and of_this_round and answer.number > self._number
-
     def _gone(self, event: Lost) -> None:
-        """One that has been heard in this round is lost; any other may come back until the deadline."""
+        """Lose a client that has answered in this round; any other may reconnect until the deadline."""
         j = event.client
-        if self.sessions.get(j) is None:  # it is not back already
+        if self.sessions.get(j) is None:  # it has not reconnected already
             self.watcher.lost(j, event.reason)
         if j not in self.lost and self.heard.get(j) == event.session:
             self._lose(j, event.reason)
 
     def _back(self, j: int) -> None:
-        """A client that has not been heard yet is asked again, if it holds what it held when the round began."""
+        """Ask a client again that has reconnected before its first answer of the round."""
         session, asked = self.sessions.get(j), self._waiting.get(j)
         if session is None or j not in self.ids or j in self.heard or (asked and asked.session == session.number):
             return
-        self.resend(j)
+        if not self.peer.commands:
+            self.fed_values.send(j)
         if asked is not None:
             del self._waiting[j]
             self._ask(j, asked.request)
             self.sessions.flush()
 
     def _holds_the_same(self, j: int, session: ClientSession) -> bool:
-        """Whether a client keeps what it kept when the round began; if not, it may stay for the next one."""
-        if session.noted or not self.peer.commands:
-            return True
-        stated = self.kept.fork()
-        stated.joined(j, session.kept)
-        session.noted = stated.held(j) == self._held[j]
-        return session.noted
+        """Return whether a client keeps what it kept when the round began; if not, it waits for the next round."""
+        if not session.noted and self.peer.commands:
+            session.noted = self.kept.believed(j, session.kept) == self._held[j]
+        return session.noted or not self.peer.commands
 
     def _lose(self, j: int, reason: str, *, refused: bool = False) -> None:
-        """Nothing more is expected of the client; its session ends, so that it joins the next round afresh."""
+        """Expect nothing more of a client and end its session, so that it joins the next round anew."""
         self._waiting.pop(j, None)
         self._refused = reason if refused else self._refused
         (self.watcher.refused if refused else self.watcher.lost)(j, reason)
         if self.peer.commands:
             self.peer.tell(Gone(token=self.round.token, client=j))
-        session = self.sessions.get(j)
-        if session is not None:
-            self.sessions.leave(j, session.number, reason)
+        self.sessions.leave(j, None, reason)

@@ -1,14 +1,18 @@
-"""The other server, where the training server and the fed server are two processes with two owners.
+"""The other server, if the training server and the fed server are two processes with two owners.
 
-Both run the same program. Each holds the values of its own place, and of the other's only the shapes; the training
-server commands the clients, and each server talks to them itself.
+Both run the same program. Each holds the values of its own place, and only the shapes of the other's. The training
+server commands the clients; both servers exchange values with them directly. `NoPeer` stands for one process that is
+both servers.
 """
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -16,20 +20,34 @@ from cutlayer.core import tree
 from cutlayer.core.kinds import Place
 from cutlayer.core.servers import Bridge
 from cutlayer.core.tree import Tree
-from cutlayer.errors import CutlayerError, WireError
-from cutlayer.remote.protocol.messages import Begin, Gone, Message, Respondents, SavedRounds, Sent
-from cutlayer.remote.tensors.trees import build, flatten
+from cutlayer.errors import ConfigError, CutlayerError, LinkError, WireError
+from cutlayer.remote.device.stream import channel_to
+from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.protocol import messages as m
+from cutlayer.remote.tensors.trees import build, flatten, sendable
+from cutlayer.remote.tensors.wire import Decoder, encode
+from cutlayer.runs.folder import Folder
 
-Role = Literal["server", "fed"]
+log = logging.getLogger("cutlayer")
+
+Outbox = queue.SimpleQueue[list[bytes] | None]  # None ends the stream
+Kind = TypeVar("Kind")
 SECONDS = 600.0  # that a value may take from one server to the other
+ROUND_SECONDS = 24 * 3600.0  # that a fed server waits for the next round
+PAUSE, PATIENCE = 1.0, 10.0  # seconds between attempts to connect, and for one attempt
+GOODBYE_SECONDS = 5.0
 
 
 class PeerLost(CutlayerError):
-    """The other server is gone: both go on from the newest checkpoint that they have in common."""
+    """The other server is gone: both resume from the newest checkpoint that they have in common."""
+
+
+Notice = m.Respondents | m.Gone | PeerLost  # what a round waits for
+Heard = tuple[m.SavedRounds | m.Begin | m.Sent | PeerLost, list[Tensor]]
 
 
 class NoPeer:
-    """Both servers are this process: there is nobody to tell."""
+    """Both servers are this process: there is nobody to tell, and nothing to wait for."""
 
     apart = False
     commands = True
@@ -38,168 +56,224 @@ class NoPeer:
     def has(self, place: Place) -> bool:
         return True
 
-    def tell(self, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+    def separate(self, place: Place) -> bool:
+        return False
+
+    def tell(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
         pass
 
-    def begun(self, round: int, seconds: float) -> Begin | None:
+    def begun(self, round: int) -> m.Begin | None:
         return None
 
     def bridge(self, token: int, real: Callable[[Tree], Tree]) -> Bridge:
         return Bridge()
 
+    def agree(self, folder: Folder, overwrite: bool) -> bool:
+        return overwrite
+
+    def linked(self, credentials: Credentials | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        raise LinkError("this server holds both roles; start it with --role train")
+
 
 class Peer:
-    """A link to the other server, which tells and hears."""
+    """The link to the other server."""
 
     apart = True
 
-    def __init__(self, here: Role) -> None:
-        self.here = here
-        self.notify: Callable[[Message | PeerLost], None] = lambda message: None  # of what a round waits for
-        self.send: Callable[[Message, Sequence[Tensor]], None] | None = None
-        self.hang_up: Callable[[], None] | None = None
-        self._there = threading.Event()
+    def __init__(self, here: Literal["server", "fed"], train: str | None = None) -> None:
+        self.here, self._train = here, train  # a fed server knows the address of the training server
+        self.commands = here == "server"  # whether this server commands the clients
+        self.notify: Callable[[Notice], None] = lambda notice: None
         self.link_number = 0  # grows whenever the link comes up or goes down
-        self._heard: queue.SimpleQueue[SavedRounds | Begin | tuple[Sent, list[Tensor]] | PeerLost] = queue.SimpleQueue()
-
-    @property
-    def commands(self) -> bool:
-        """Whether the server that is here commands the clients."""
-        return self.here == "server"
+        self._send: Callable[[m.Message, Sequence[Tensor]], None] | None = None
+        self._hang_up: Callable[[], None] = lambda: None
+        self._linked = threading.Event()
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
 
     def has(self, place: Place) -> bool:
-        """Whether the values of a place are here."""
+        """Return whether the values of a place are in this process."""
         return place == self.here
+
+    def separate(self, place: Place) -> bool:
+        """Return whether clients exchange values with this place directly, and not with the server that commands."""
+        return place == "fed"
 
     def bridge(self, token: int, real: Callable[[Tree], Tree]) -> Bridge:
         return PeerBridge(self, token, real)
 
-    def connected(
-        self, send: Callable[[Message, Sequence[Tensor]], None], hang_up: Callable[[], None] = lambda: None
-    ) -> int:
-        """The link is up; its number."""
+    # -- the link ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def linked(self, credentials: Credentials | None) -> Iterator[None]:
+        """At a fed server, keep a link to the training server inside the block, and reconnect whenever it breaks."""
+        if self._train is None:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._keep_linked, args=(credentials, over), name="peer link", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._hang_up()
+            thread.join(GOODBYE_SECONDS)  # the last messages are on their way
+
+    def _keep_linked(self, credentials: Credentials | None, over: threading.Event) -> None:
+        import grpc
+
+        while not over.is_set():
+            with channel_to(str(self._train), "train", credentials) as channel:
+                try:
+                    grpc.channel_ready_future(channel).result(PATIENCE)
+                except grpc.FutureTimeoutError:
+                    log.info("no training server at %s yet; trying again", self._train)
+                    continue
+                out = Outbox()
+                self._follow(channel.stream_stream(m.MEET)(chain.from_iterable(iter(out.get, None))), out)
+            over.wait(PAUSE)
+
+    def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """At the training server, serve the link that the fed server has opened; yield what goes to it."""
+        out = Outbox()
+        context.add_callback(lambda: out.put(None))
+        threading.Thread(target=self._follow, args=(chunks, out), name="peer", daemon=True).start()
+        return chain.from_iterable(iter(out.get, None))
+
+    def _follow(self, chunks: Iterator[bytes], out: Outbox) -> None:
+        """Read everything that the other server sends, until it is gone."""
+        self._hang_up = lambda: out.put(None)
+        link_number = self.connected(lambda message, tensors: out.put(encode(message, tensors)))
+        decoder, reason = Decoder(m.FromPeer, m.MOST_BYTES), "the other server closed the connection"
+        try:
+            for chunk in chunks:
+                if (come := decoder.feed(chunk)) is not None:
+                    self.took(*come)
+        except WireError as error:
+            reason = f"the other server sent something that cannot be used: {error}"
+        except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
+            reason = f"the connection to the other server broke: {type(error).__name__}"
+        self.gone(link_number, reason)
+        out.put(None)
+
+    def connected(self, send: Callable[[m.Message, Sequence[Tensor]], None]) -> int:
+        """Note that the link is up, and return its number."""
         self._heard = queue.SimpleQueue()
         self.link_number += 1
-        self.send, self.hang_up = send, hang_up
-        self._there.set()
+        self._send = send
+        self._linked.set()
         return self.link_number
 
     def gone(self, link_number: int, reason: str) -> None:
-        """A link is down, if there is not another one by now."""
-        if self.link_number == link_number and self.send is not None:
-            self.send = None
-            self._there.clear()
+        """Note that a link is down, unless there is another one by now."""
+        if self.link_number == link_number and self._send is not None:
+            self._send = None
+            self._linked.clear()
             self.link_number += 1
-            self._heard.put(PeerLost(reason))
+            self._heard.put((PeerLost(reason), []))
             self.notify(PeerLost(reason))
 
-    def leave(self) -> None:
-        """Say nothing more: the other side then closes the link."""
-        if self.hang_up is not None:
-            self.hang_up()
+    # -- messages ---------------------------------------------------------------------------------------------------
 
-    def await_other(self) -> None:
-        """Wait until the other server is there."""
-        self._there.wait()
-
-    def tell(self, message: Message, tensors: Sequence[Tensor] = ()) -> None:
-        send = self.send
+    def tell(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
+        send = self._send
         if send is None:
             raise PeerLost("the other server is gone")
         send(message, tensors)
 
-    def took(self, message: Message, tensors: list[Tensor]) -> None:
-        """Something came."""
+    def took(self, message: m.Message, tensors: list[Tensor]) -> None:
+        """Take a message from the other server."""
         match message:
-            case Respondents() | Gone():
+            case m.Respondents() | m.Gone():
                 self.notify(message)
-            case SavedRounds() | Begin():
-                self._heard.put(message)
-            case Sent():
+            case m.SavedRounds() | m.Begin() | m.Sent():
                 self._heard.put((message, tensors))
             case _:
                 raise WireError(f"a {type(message).__name__} came where it does not belong")
 
-    def rounds(self, mine: list[int]) -> int:
-        """The newest round of which both have a checkpoint; 0 if there is none."""
-        self.tell(SavedRounds(tuple(mine)))
-        theirs = self._next(SavedRounds, SECONDS)
-        return max({*mine} & {*theirs.rounds}, default=0)
+    def agree(self, folder: Folder, overwrite: bool) -> bool:
+        """Delete the checkpoints after the newest round that both servers have; return whether the run starts anew."""
+        with folder.guarded() as hold:
+            if folder.path.exists():
+                hold()  # nothing is deleted where another process trains
+            self._linked.wait()
+            mine = folder.store.rounds()
+            own = [] if overwrite else mine
+            self.tell(m.SavedRounds(tuple(own)))
+            theirs, _ = self.wait_for(m.SavedRounds)
+            newest = max({*own} & {*theirs.rounds}, default=0)
+            if max(own, default=0) > newest + 1:  # no crash leaves them further apart
+                raise ConfigError(
+                    f"{folder.path} is at round {max(own)}, but the other server has none after {newest}; put its "
+                    "folder back, or begin again with --overwrite on both"
+                )
+            for round_ in mine:
+                if round_ > newest:
+                    folder.store.path(round_).unlink()
+            return newest == 0
 
-    def begun(self, round: int, seconds: float) -> Begin | None:
-        """The round as the training server has begun it, if that is the other one."""
+    def begun(self, round: int) -> m.Begin | None:
+        """At the fed server, wait for the training server to begin a round."""
         if self.commands:
             return None
-        found: Begin = self._next(Begin, seconds)
-        if found.round != round:
-            raise PeerLost(f"the training server is at round {found.round + 1}, and this one at {round + 1}")
-        return found
+        begin, _ = self.wait_for(m.Begin, ROUND_SECONDS)
+        if begin.round != round:
+            raise PeerLost(f"the training server is at round {begin.round + 1}, and this one at {round + 1}")
+        return begin
 
-    def value(self, token: int, number: int) -> tuple[Sent, list[Tensor]]:
-        sent, tensors = self._next(tuple, SECONDS)
-        if (sent.token, sent.number) != (token, number):
-            raise PeerLost("the two servers have lost step with each other")
-        return sent, tensors
-
-    def _next(self, kind: type, seconds: float):  # type: ignore[no-untyped-def]
+    def wait_for(self, kind: type[Kind], seconds: float = SECONDS) -> tuple[Kind, list[Tensor]]:
+        """Wait for the next message of this kind, and return it with its tensors."""
         end = time.monotonic() + seconds
         while True:
             try:
-                found = self._heard.get(timeout=max(0.0, end - time.monotonic()))
+                message, tensors = self._heard.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise PeerLost(f"the other server said nothing for {seconds:g} seconds") from None
-            if isinstance(found, PeerLost):
-                raise found
-            if isinstance(found, kind):
-                return found
-            if isinstance(found, SavedRounds):  # it has begun again, and so must this one
+            if isinstance(message, PeerLost):
+                raise message
+            if isinstance(message, kind):
+                return message, tensors
+            if isinstance(message, m.SavedRounds):  # it resumes from a checkpoint, and so must this one
                 raise PeerLost("the other server has started again")
 
 
 class PeerBridge(Bridge):
-    """The bridge of one attempt at a round between two processes."""
+    """The bridge between two servers in two processes, for one attempt at a round."""
 
     def __init__(self, peer: Peer, token: int, real: Callable[[Tree], Tree]) -> None:
         self.peer, self.token, self._real, self._number = peer, token, real, 0
 
     def kept(self, place: Place, value: Tree) -> Tree:
-        return value if place == self.peer.here else tree.shapes(value)
+        return value if self.peer.has(place) else tree.shapes(value)
 
     def run(self, place: Place, fn: Callable[..., Any], values: list[Any]) -> Any:
-        """Elsewhere only the shapes count; where a function brings values of its own, it is run on zeros."""
-        if place == self.peer.here:
-            return fn(*values)
+        """Run a function; if it fails on shapes because it brings values of its own, run it on zeros."""
         try:
             return fn(*values)
         except RuntimeError:
+            if self.peer.has(place):
+                raise
             return tree.shapes(fn(*(tree.zeros(v) for v in values)))
 
     def crossed(self, origin: Place, values: list[Tree]) -> list[Tree]:
-        if origin == self.peer.here:
-            self._send(tuple(values))
+        """Send values to the other server, or wait for its values, whose shapes must be those of the program."""
+        self._number += 1
+        if self.peer.has(origin):
+            self.peer.tell(*sendable(self.token, self._number, self._real(tuple(values))))
             return [tree.shapes(v) for v in values]
-        return list(self._received(tuple(values)))
-
-    def looked(self, place: Place, value: Tree) -> Tree:
-        """Both see it: it is an aggregate."""
-        if place == self.peer.here:
-            self._send((value,))
-            return value
-        return self._received((value,))[0]
-
-    def _send(self, values: tuple[Tree, ...]) -> None:
-        self._number += 1
-        flat = flatten(self._real(values))
-        sent = Sent(token=self.token, number=self._number, tree=flat.skeleton, numbers=tuple(flat.numbers))
-        self.peer.tell(sent, flat.tensors)
-
-    def _received(self, expected: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """What the other server sent, of the shapes that the program says."""
-        self._number += 1
-        sent, tensors = self.peer.value(self.token, self._number)
-        wanted = flatten(expected)
+        sent, tensors = self.peer.wait_for(m.Sent)
+        if (sent.token, sent.number) != (self.token, self._number):
+            raise PeerLost("the two servers have lost step with each other")
+        wanted = flatten(tuple(values))
         forms, came = ([(a.dtype, a.shape) for a in some] for some in (wanted.tensors, tensors))
         if sent.tree != wanted.skeleton or forms != came or len(sent.numbers) != len(wanted.numbers):
             raise PeerLost("the other server sent something of another shape; both need the same configuration")
-        values: tuple[Tree, ...] = build(sent.tree, iter(sent.numbers).__next__, iter(tensors).__next__)
-        return values
+        return list(build(sent.tree, iter(sent.numbers).__next__, iter(tensors).__next__))
+
+    def looked(self, place: Place, value: Tree) -> Tree:
+        """Show a value to both servers; it is an aggregate."""
+        (other,) = self.crossed(place, [value])
+        return value if self.peer.has(place) else other

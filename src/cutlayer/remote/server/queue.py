@@ -1,12 +1,12 @@
 """The lazy queue of one client: commands wait here until a server needs an answer.
 
-Slots are used again as soon as nobody holds their value, the lowest first, so that the list of a step is soon the same
-as that of the step before.
+A slot is reused as soon as nobody holds its value, the lowest first. The list of a step is therefore soon the same as
+that of the step before, and need not be sent again.
 """
 
-import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,17 +14,22 @@ from torch import Tensor
 from cutlayer.core.kinds import Parcel
 from cutlayer.core.tree import Handle, Tree
 from cutlayer.remote.protocol import commands as c
-from cutlayer.remote.server.shape_runner import ShapeRunner, Spec
-from cutlayer.remote.tensors.trees import Flat, flatten
+from cutlayer.remote.server.shape_runner import SOME_KEY, ShapeRunner, Spec
+from cutlayer.remote.tensors.trees import Flat, filled, flatten
 
 
 class Request(NamedTuple):
-    """The commands that waited, and what the answer must look like."""
+    """The commands that were in a queue, and what the answer must look like."""
 
     commands: tuple[c.AnyCommand, ...]
     numbers: tuple[int | float, ...]
     tensors: list[Tensor]
-    expected: tuple[tuple[str, Flat], ...]  # the kind and the form of each value that is to come up
+    expected: tuple[tuple[str, Flat], ...]  # kind and form of each value in the answer
+
+    def values(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> list[Tree]:
+        """Return the values of an answer that consists of these numbers and tensors."""
+        number, tensor = iter(numbers).__next__, iter(tensors).__next__
+        return [filled(flat.structure, number, tensor) for _, flat in self.expected]
 
 
 class Ref(Handle):
@@ -46,13 +51,12 @@ class Queue:
     """One client's commands in one round."""
 
     def __init__(self, shapes: ShapeRunner) -> None:
-        self.freed: deque[int] = deque()  # refs die at any time, in any thread
+        self.freed: deque[int] = deque()  # refs are deleted at any time, in any thread
         self._shapes = shapes
         self._commands: list[c.AnyCommand] = []
         self._numbers: list[int | float] = []
         self._tensors: list[Tensor] = []
-        self._free: list[int] = []
-        self._top = 0
+        self._used: set[int] = set()
 
     def put(self, value: Tree) -> Ref:
         flat = flatten(value)
@@ -60,46 +64,34 @@ class Queue:
         return self._add(self._shapes.put(value), lambda out: c.Put(out, flat.skeleton), *flat.numbers)
 
     def get(self, shape: Tree, number: int) -> Ref:
-        """A value of this shape that the fed server sends itself."""
+        """A value of this shape that the fed server sends directly."""
         return self._add(self._shapes.put(shape), c.Get, number)
 
     def key(self, key: int) -> Ref:
         return self._add(self._shapes.put(0), c.Key, key)
 
-    def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, Ref]:
-        x, y = (self._new(spec) for spec in self._shapes.batch(length))
+    def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, ...]:
         self._numbers += [size, step, key]
-        self._commands.append(c.Batch(x.slot, y.slot))
-        return x, y
+        return self._run([], lambda _, x, y: c.Batch(x, y), 2, like=(length, 0, SOME_KEY))
 
     def own(self, number: int) -> Ref:
-        (spec,) = self._shapes.after(c.Own(0))
-        return self._add(spec, c.Own, number)
+        self._numbers.append(number)
+        return self._run([], lambda _, out: c.Own(out), like=(0,))[0]
 
     def do(self, function: str, arguments: list[Ref]) -> Ref:
-        places, slots = _places(arguments)
-        (spec,) = self._shapes.after(c.Do(len(places), function, places), *_specs(arguments))
-        return self._add(spec, lambda out: c.Do(out, function, slots))
+        return self._run(arguments, lambda slots, out: c.Do(out, function, slots))[0]
 
-    def vjp(self, function: str, arguments: list[Ref]) -> tuple[Ref, Ref]:
-        places, slots = _places(arguments)
-        specs = self._shapes.after(c.Vjp(len(places), len(places) + 1, function, places), *_specs(arguments))
-        out, pullback = (self._new(spec) for spec in specs)
-        self._commands.append(c.Vjp(out.slot, pullback.slot, function, slots))
-        return out, pullback
+    def vjp(self, function: str, arguments: list[Ref]) -> tuple[Ref, ...]:
+        return self._run(arguments, lambda slots, out, pullback: c.Vjp(out, pullback, function, slots), 2)
 
     def grad(self, function: str, arguments: list[Ref], cut: int | None) -> Ref:
-        places, slots = _places(arguments)
-        (spec,) = self._shapes.after(c.Grad(len(places), function, places, cut), *_specs(arguments))
-        return self._add(spec, lambda out: c.Grad(out, function, slots, cut))
+        return self._run(arguments, lambda slots, out: c.Grad(out, function, slots, cut))[0]
 
     def pull(self, pullback: Ref, gradient: Ref) -> Ref:
-        (spec,) = self._shapes.after(c.Pull(2, 0, 1), pullback.spec, gradient.spec)
-        return self._add(spec, lambda out: c.Pull(out, pullback.slot, gradient.slot))
+        return self._run([pullback, gradient], lambda slots, out: c.Pull(out, *slots))[0]
 
     def field(self, of: Ref, name: str) -> Ref:
-        (spec,) = self._shapes.after(c.Field(1, 0, name), of.spec)
-        return self._add(spec, lambda out: c.Field(out, of.slot, name))
+        return self._run([of], lambda slots, out: c.Field(out, slots[0], name))[0]
 
     def keep(self, name: str, value: Ref, version: int) -> Ref:
         return self._add(value.spec, lambda out: c.KeepValue(out, name, value.slot), version)
@@ -108,21 +100,15 @@ class Queue:
         return self._add(spec, lambda out: c.RecallValue(out, name))
 
     def request(self, parcels: list[Parcel], refs: list[Ref], delivery: int | None = None) -> Request:
-        """Everything so far, with these values as the answer; the queue is empty after that.
-
-        With the number of a delivery, the answer goes to the fed server.
-        """
+        """Empty the queue into a request for these values; a delivery with a number goes to a separate fed server."""
         names, slots = tuple(p.kind.name for p in parcels), tuple(r.slot for r in refs)
         self._collect()
-        if delivery is None:
-            self._commands.append(c.Up(names, slots))
-        else:
-            self._numbers.append(delivery)
-            self._commands.append(c.Deliver(names, slots))
-        return self._emptied(tuple((name, ref.spec.flat) for name, ref in zip(names, refs, strict=True)))
+        self._numbers += [] if delivery is None else [delivery]
+        self._commands.append(c.Up(names, slots) if delivery is None else c.Deliver(names, slots))
+        return self._emptied(tuple((name, flatten(ref.spec.bare)) for name, ref in zip(names, refs, strict=True)))
 
     def rest(self) -> Request | None:
-        """What is left when a round ends, if clients are to keep anything of it; it wants no answer."""
+        """Return what is left at the end of a round if it tells the client to keep a value; it wants no answer."""
         return self._emptied(()) if any(isinstance(command, c.KeepValue) for command in self._commands) else None
 
     def _emptied(self, expected: tuple[tuple[str, Flat], ...]) -> Request:
@@ -130,31 +116,36 @@ class Queue:
         self._commands, self._numbers, self._tensors = [], [], []
         return request
 
-    def _add(self, spec: Spec, command: Callable[[int], c.AnyCommand], *numbers: int | float) -> Ref:
-        """Append a command, made of the slot of its result, and the numbers that it takes."""
+    def _run(
+        self, arguments: list[Ref], make: Callable[..., c.AnyCommand], num: int = 1, like: tuple[int, ...] = ()
+    ) -> tuple[Ref, ...]:
+        """Append the command that `make` makes of its arguments' slots and of the `num` slots of its results.
+
+        The shapes of the results come from a run on shapes, which takes `like` in place of the command's numbers.
+        """
+        places = tuple(range(len(arguments) + num))
+        on_shapes = make(places[: len(arguments)], *places[len(arguments) :])
+        specs = self._shapes.after(on_shapes, tuple(a.spec for a in arguments), like)
+        results = tuple(self._new(spec) for spec in specs)
+        self._commands.append(make(tuple(a.slot for a in arguments), *(r.slot for r in results)))
+        return results
+
+    def _add(self, spec: Spec, make: Callable[[int], c.AnyCommand], *numbers: int | float) -> Ref:
+        """Append the command that `make` makes of the slot of its result, with the numbers that it takes."""
         ref = self._new(spec)
         self._numbers += numbers
-        self._commands.append(command(ref.slot))
+        self._commands.append(make(ref.slot))
         return ref
 
     def _new(self, spec: Spec) -> Ref:
         self._collect()
-        if not self._free:
-            heapq.heappush(self._free, self._top)
-            self._top += 1
-        return Ref(self, heapq.heappop(self._free), spec)
+        slot = next(slot for slot in count() if slot not in self._used)
+        self._used.add(slot)
+        return Ref(self, slot, spec)
 
     def _collect(self) -> None:
-        """Slots whose value nobody holds any more are free."""
+        """Free the slots whose value nobody holds any more."""
         while self.freed:
             slot = self.freed.popleft()
-            heapq.heappush(self._free, slot)
+            self._used.remove(slot)
             self._commands.append(c.Free(slot))
-
-
-def _places(arguments: list[Ref]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(range(len(arguments))), tuple(a.slot for a in arguments)
-
-
-def _specs(arguments: list[Ref]) -> list[Spec]:
-    return [a.spec for a in arguments]

@@ -1,13 +1,13 @@
-"""A server of real devices: it waits for its clients, runs rounds with them, and keeps what each round leaves."""
+"""The server of real devices: it waits for clients, runs rounds with them, and saves the results of each round."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -20,7 +20,6 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.data.local import local
 from cutlayer.data.sample import DTYPES, Sample
 from cutlayer.engines.auto import EngineSetting, chosen_for_servers
-from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, LinkError, UnknownNameError
 from cutlayer.pieces.sampler import SAMPLERS
 from cutlayer.remote.device.session import forms_of
@@ -30,8 +29,7 @@ from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Packing, Ready
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
-from cutlayer.remote.server.peer_link import linked
-from cutlayer.remote.server.sessions import PeerSaid, Sessions
+from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER, Admission, listen
 from cutlayer.runs import build, config
 from cutlayer.runs.checks import RunPlan, check_run
@@ -39,30 +37,30 @@ from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import execute
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
 
 Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
-MODELS_WORTH = 4
-MOST_SAMPLES = 100_000_000  # of one client: what weighs it, and how many steps a round has, is its own word
+MODELS_WORTH = 4  # a delivery may be as large as so many models: a model with its moments, and more
+MOST_SAMPLES = 100_000_000  # that a client may claim: the number sets its weight and the steps of a round
 GOODBYE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a server meets its clients."""
+    """How a server listens to and waits for its clients."""
 
     listen: str = "0.0.0.0:8470"
     keys: Path | None = None  # the server's own folder of keys; None: plaintext, open to everybody
     deadline: float = 60.0  # seconds that a client has for an answer
-    patience: float = 60.0  # seconds that a round waits for clients that are missing
-    least: int | None = None  # clients that a round needs; by default all for the first one, then whatever is left
-    linger: float = 0.0  # seconds that a server waits at the end for lost clients, to tell them that it is over
-    packing: Packing = "raw"  # of activations on their way up
+    patience: float = 60.0  # seconds that a round waits for missing clients
+    least: int | None = None  # clients that a round needs; by default all for the first round, then any number
+    linger: float = 0.0  # seconds to wait at the end for lost clients, to tell them that the run is over
+    packing: Packing = "raw"  # of the activations that go up
     role: Role = "both"  # the training server, the fed server, or both in one process
-    train: str | None = None  # of a fed server: where the training server listens
+    train: str | None = None  # the address of the training server, for a fed server
     plugins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,25 +69,24 @@ class Serving:
             raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
         if self.least is not None and self.least < 1:
             raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
-        if self.packing not in get_args(Packing):
-            raise UnknownNameError("packing", self.packing, get_args(Packing))
-        if self.role not in get_args(Role):
-            raise UnknownNameError("role", self.role, get_args(Role))
+        for kind, name, known in (("packing", self.packing, get_args(Packing)), ("role", self.role, get_args(Role))):
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
         if (self.role == "fed") != (self.train is not None):
             raise ConfigError("a fed server of its own needs to know the training server, and only that one: --train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerData:
-    """What a server knows of its clients' samples, and those that it measures the model on."""
+    """What a server knows about its clients' samples, and the test samples that it measures the model on."""
 
-    like: Arrays  # two of them
+    like: Arrays  # two samples: what all samples look like
     test: Arrays | None
-    counts: Sequence[int] | None = None  # of each client, where the data set is known
+    counts: Sequence[int] | None = None  # how many each client has, if the data set is known
 
 
 def samples_of(run: Run, root: Path | None, test: Path | None) -> ServerData:
-    """From the run's [sample], or from its data set, whose test samples are then the server's."""
+    """Return what the run's [sample] or its data set tells; a data set's test samples belong to the server."""
     if run.sample is not None:
         held_out = None if test is None else local(test, sample=run.sample)
         return ServerData(like=blank(run.sample), test=held_out)
@@ -100,21 +97,21 @@ def samples_of(run: Run, root: Path | None, test: Path | None) -> ServerData:
 
 
 def blank(sample: Sample) -> Arrays:
-    """Two samples without content."""
+    """Return two samples of zeros."""
     targets = torch.zeros(2, dtype=torch.int64 if sample.classes is not None else torch.float32)
     return Arrays(x=torch.zeros(2, *sample.shape, dtype=DTYPES[sample.dtype]), y=targets, num_classes=sample.classes)
 
 
 class RunServer:
-    """One run, served."""
+    """Serves one run."""
 
     def __init__(self, run: Run, serving: Serving, board: Board, samples: ServerData, root: Path | None = None) -> None:
         self.run, self.serving, self.board, self.samples = run, serving, board, samples
         self.sessions = Sessions()
         self.peer: Peer | NoPeer = NoPeer()
         if serving.role != "both":
-            self.peer = Peer("server" if serving.role == "train" else "fed")
-            self.peer.notify = lambda message: self.sessions.take(PeerSaid(message))
+            self.peer = Peer("server" if serving.role == "train" else "fed", serving.train)
+            self.peer.notify = self.sessions.take
         if run.per_client:
             raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
         check_device(run.device)
@@ -140,14 +137,14 @@ class RunServer:
         if self.peer.apart and run.server_engine not in ("auto", "loop"):
             raise ConfigError("two servers in two processes compute on loop; leave the server's engine out")
         with computing(run.precision):
-            self._engine = Loop() if self.peer.apart else chosen_for_servers(run.server_engine, setting)
+            self._engine = chosen_for_servers("loop" if self.peer.apart else run.server_engine, setting)
         self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
-        build.meters(run)  # a mistake shows before anyone can join
-        self._expected = run.clients  # whom a round waits for
+        build.meters(run)  # report a mistake before anyone can join
+        self._expected = run.clients  # how many clients a round waits for
         self._present: set[int] = set()
 
     def training(self, run: Run) -> Training:
-        """The rounds of this run, ready for the first."""
+        """Return the training of this run, before its first round."""
         devices = DeviceBackend(
             method=self.method,
             sessions=self.sessions,
@@ -180,9 +177,9 @@ class RunServer:
         )
 
     def gather(self, round: int) -> tuple[int, ...]:
-        """Wait for all clients of the run; after a while, in the rounds after the first, for as many as are needed.
+        """Wait for all clients of the run; after `patience` seconds, only for as many as the round needs.
 
-        Those that did not come are not waited for again until they are back.
+        Later rounds do not wait for the missing clients until they are back.
         """
         begin = time.monotonic()
         fewest = needs_of(self.method).fewest_clients
@@ -200,7 +197,7 @@ class RunServer:
             time.sleep(POLL_SECONDS)
 
     def _notice(self, present: tuple[int, ...], waited: float) -> None:
-        """Show who has left since, and whom a round waits for."""
+        """Show on the board who has left, and how many clients the round waits for."""
         for j in self._present - set(present):
             self.board.left(j)
         self._present = set(present)
@@ -210,7 +207,7 @@ class RunServer:
 
     @contextmanager
     def open(self) -> Iterator[str]:
-        """Listen; the address, with the port that was chosen."""
+        """Listen, and yield the address with the port that was chosen."""
         credentials = None if self.serving.keys is None else Credentials.load(self.serving.keys)
         name = "fed" if self.serving.role == "fed" else "train"
         if credentials is not None and credentials.name != name:
@@ -227,40 +224,21 @@ class RunServer:
             secure=credentials is not None,
             packing=self.serving.packing,
             peer=self.peer,
-            most_bytes=0 if self.peer.commands else self._largest_delivery(),
+            # Generous: each delivery is checked exactly once it is asked for.
+            most_bytes=0 if self.peer.commands else MODELS_WORTH * num_bytes(self.method.model.initial()) + 2**20,
         )
         server, port = listen(self.serving.listen, credentials, admission, self.run.clients)
         self.farewell = "the server stops for now"
-        with ExitStack() as stack:
-            stack.callback(self._close, server)
-            if isinstance(self.peer, Peer) and self.serving.train is not None:
-                stack.enter_context(linked(self.peer, self.serving.train, credentials))
-            yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
-
-    def _close(self, server: Any) -> None:
-        for session in self.sessions.present().values():
-            self.sessions.leave(session.client, session.number, self.farewell)
-        server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
-
-    def agree(self, folder: Folder, overwrite: bool) -> bool:
-        """Go back to the newest round that both servers have; whether the run begins anew."""
-        if isinstance(self.peer, NoPeer):
-            return overwrite
-        self.peer.await_other()
-        mine = folder.store.rounds()
-        newest = self.peer.rounds([] if overwrite else mine)
-        if not overwrite and max(mine, default=0) > newest + 1:  # no crash leaves them further apart
-            raise ConfigError(
-                f"{folder.path} is at round {max(mine)}, but the other server has none after {newest}; put its "
-                "folder back, or begin again with --overwrite on both"
-            )
-        for round_ in mine:
-            if round_ > newest:
-                folder.store.path(round_).unlink()
-        return newest == 0
+        try:
+            with self.peer.linked(credentials):
+                yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
+        finally:
+            for j in self.sessions.present():
+                self.sessions.leave(j, None, self.farewell)
+            server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
 
     def done(self) -> None:
-        """The run is over: clients need not come back."""
+        """Note that the run is over, and wait for lost clients to tell them."""
         self.farewell = OVER
         end = time.monotonic() + self.serving.linger
         while self.sessions.met - self.sessions.present().keys() and time.monotonic() < end:
@@ -275,15 +253,11 @@ class RunServer:
         if ready.samples < 2:
             raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
 
-    def _largest_delivery(self) -> int:
-        """A model with its optimiser's moments, generously; each delivery is checked exactly once it is asked for."""
-        return MODELS_WORTH * num_bytes(self.method.model.initial()) + 2**20
-
     def _numbers(self) -> Callable[[str], int]:
         if self.serving.keys is None:
             return _first_come(self.run.clients, self.sessions)
         path = self.serving.keys / "clients.toml"
-        Register.read(path)  # before anybody comes
+        Register.read(path)  # report a mistake before anyone can join
         planned = self.run.devices is not None or needs_of(self.method).num_clients is not None
 
         def number(name: str) -> int:
@@ -299,9 +273,9 @@ class RunServer:
 
 
 def _first_come(num_clients: int, sessions: Sessions) -> Callable[[str], int]:
-    """Without certificates: a name that is a number is that client, any other gets the next place that is free.
+    """Number clients without certificates: a name that is a number is that client, any other gets a free number.
 
-    A place is free as long as nobody is there.
+    A number is free while its client is not present.
     """
     places: dict[int, str] = {}
     lock = threading.Lock()
@@ -338,21 +312,23 @@ def serve(
     overwrite: bool = False,
     on_open: Callable[[str], None] = lambda address: None,
 ) -> Training:
-    """Serve a run to its end; one that was begun in this folder goes on from its newest checkpoint."""
+    """Serve a run to its end; a run that was begun in this folder resumes from its newest checkpoint."""
     server = RunServer(run, serving, board, samples_of(run, root, test), root)
-
-    def ended(_: Training, record: Record) -> None:
-        board.round_ended(record)
-
     with server.open() as address:
         on_open(address)
         while True:
             try:
-                anew = server.agree(folder, overwrite)
-                training = execute(run, folder, resume=True, overwrite=anew, make=server.training, on_round=ended)
+                training = execute(
+                    run,
+                    folder,
+                    resume=True,
+                    overwrite=server.peer.agree(folder, overwrite),
+                    make=server.training,
+                    on_round=lambda _, record: board.round_ended(record),
+                )
                 break
             except PeerLost as error:
-                log.warning("%s; both servers go on from the newest round that they have in common", error)
+                log.warning("%s; both servers resume from the newest round that they have in common", error)
                 overwrite = False
         server.done()
         board.ended()

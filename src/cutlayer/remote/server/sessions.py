@@ -1,4 +1,4 @@
-"""A server's sessions with its clients: who is present, what was sent to them, and what has come in.
+"""A server's sessions with its clients: who is present, what was sent to them, and what has arrived.
 
 Transports (gRPC streams, Ray actors) report clients that join, answer and leave; a round reads the inbox.
 """
@@ -14,12 +14,13 @@ from typing import NamedTuple
 import msgspec
 from torch import Tensor
 
-from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, KeptVersion, Message, Refusal, Work
-from cutlayer.remote.server.answers import num_bytes
+from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Gone, KeptVersion, Message, Refusal, Respondents, Work
+from cutlayer.remote.server.peer import PeerLost
 from cutlayer.remote.server.queue import Request
+from cutlayer.remote.tensors.wire import ALIGN
 
 REPLACED = "another process has joined as the same client; stop one of the two"
-MOST_UNREAD = 8  # answers that may come before they are asked for
+MOST_UNREAD = 8  # answers that may arrive before they are asked for
 
 
 class RoundId(NamedTuple):
@@ -35,13 +36,13 @@ class RoundId(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A client is there, perhaps again."""
+    """A client has joined, for the first time or again."""
 
     client: int
 
 
 class Answered(NamedTuple):
-    """A client has answered; `size` is what came over the wire."""
+    """A client has answered; `size` is the number of bytes received."""
 
     client: int
     session: int
@@ -51,22 +52,14 @@ class Answered(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A client's session is over."""
+    """A client's session has ended."""
 
     client: int
     session: int
     reason: str
 
 
-class PeerSaid(NamedTuple):
-    """The other server has said something that a round waits for, or is gone."""
-
-    message: object
-
-
-Event = Joined | Answered | Lost | PeerSaid
-Transmit = Callable[[Message, Sequence[Tensor]], int]  # gives the bytes that go over the wire
-Close = Callable[[str], None]
+Event = Joined | Answered | Lost | Respondents | Gone | PeerLost  # the last three come from the other server
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,15 +71,15 @@ class ClientSession:
     number: int
     samples: int
     kept: tuple[KeptVersion, ...]
-    transmit: Transmit
-    close: Close
-    commands: bool = True  # whether this server commands the client, or another one
-    largest: InitVar[int] = 0  # bytes of an answer that then comes before it is asked for
-    asked: int | None = None  # the number of the answer that is due, until it has come
-    noted: bool = False  # whether a round has heard what it keeps
+    transmit: Callable[[Message, Sequence[Tensor]], int]  # returns the number of bytes sent
+    close: Callable[[str], None]  # takes the reason
+    commands: bool = True  # whether this server commands the client, or the other one does
+    largest: InitVar[int] = 0  # bytes that an answer may take before it is asked for
+    asked: int | None = None  # number of the answer that is due, until it has come
+    noted: bool = False  # whether a round has read the client's statement of what it keeps
 
     def __post_init__(self, largest: int) -> None:
-        # Of the answers to the last two requests: one that comes twice may come after the next request has gone.
+        # Of the answers to the last two requests: a duplicate may arrive after the next request was sent.
         self._sizes = (largest, largest)
         self._numbers = itertools.count(1)
         self._unread = 0
@@ -94,11 +87,11 @@ class ClientSession:
 
     @property
     def most_bytes(self) -> int:
-        """The most that an answer may take now."""
+        """The most bytes that an answer may take now."""
         return max(self._sizes)
 
     def expects(self, answer: Answer | Refusal) -> bool:
-        """Whether this is the answer that was asked for, once. A server that does not command cannot know yet."""
+        """Return True once for the answer that is due. A server that does not command cannot know which one it is."""
         if not self.commands:
             self._unread += 1
             return self._unread <= MOST_UNREAD
@@ -108,11 +101,12 @@ class ClientSession:
         return True
 
     def send(self, request: Request, round: RoundId, begins: bool, up: int = 0) -> tuple[int, int]:
-        """Send a request; the number that its answer will have, and the bytes that went."""
+        """Send a request; return the number that its answer will have, and the number of bytes sent."""
         if not self.commands:
             self._unread = 0
             return up, 0
-        self._sizes = (self._sizes[1], num_bytes(request))
+        expected = [a for _, flat in request.expected for a in flat.tensors]
+        self._sizes = (self._sizes[1], sum(a.nbytes + ALIGN for a in expected))
         if len(self._lists) >= MOST_LISTS:
             self._lists.clear()
         content = msgspec.msgpack.encode(request.commands)
@@ -138,7 +132,7 @@ class Sessions:
 
     def __init__(self, flush: Callable[[], None] = lambda: None) -> None:
         self.flush = flush  # for transports that send many requests at once
-        self.met: set[int] = set()  # clients that were ever here
+        self.met: set[int] = set()  # clients that have ever joined
         self._present: dict[int, ClientSession] = {}
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -148,7 +142,7 @@ class Sessions:
         return next(self._numbers)
 
     def join(self, session: ClientSession) -> None:
-        """A client takes its place; an older session of the same client is over."""
+        """Add a client's session; an older session of the same client ends."""
         with self._lock:
             old = self._present.get(session.client)
             self._present[session.client] = session
@@ -158,17 +152,18 @@ class Sessions:
             self._inbox.put(Lost(session.client, old.number, "it has joined again"))
         self._inbox.put(Joined(session.client))
 
-    def leave(self, client: int, number: int, reason: str) -> None:
-        """A session is over, if it is not another one by now."""
+    def leave(self, client: int, number: int | None, reason: str) -> None:
+        """End a client's session of this number, or any if None, unless the client has another session by now."""
         with self._lock:
             session = self._present.get(client)
-            if session is None or session.number != number:
+            if session is None or number not in (None, session.number):
                 return
             del self._present[client]
         session.close(reason)
-        self._inbox.put(Lost(client, number, reason))
+        self._inbox.put(Lost(client, session.number, reason))
 
-    def take(self, event: Answered | PeerSaid) -> None:
+    def take(self, event: Event) -> None:
+        """Put an event into the inbox."""
         self._inbox.put(event)
 
     def get(self, client: int) -> ClientSession | None:
@@ -176,12 +171,12 @@ class Sessions:
             return self._present.get(client)
 
     def present(self) -> dict[int, ClientSession]:
-        """The sessions of all clients that are present, by the number of the client."""
+        """Return the sessions of all clients that are present, ordered by the number of the client."""
         with self._lock:
             return dict(sorted(self._present.items()))
 
     def receive(self, seconds: float) -> Event | None:
-        """The next thing that happens, or None if nothing does for so long."""
+        """Return the next event, or None after a timeout."""
         try:
             return self._inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""How values travel as bytes: trees taken apart, tensors packed, messages framed.
+"""Values as bytes: trees are taken apart, tensors packed, and messages framed.
 
 Imports: core, errors, registry, remote/protocol.
 """

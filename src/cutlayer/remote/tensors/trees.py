@@ -1,4 +1,4 @@
-"""Trees on the wire: a skeleton, which is the same at every step, and beside it the numbers and tensors in order."""
+"""Trees on the wire: a skeleton, which is the same at every step, then the numbers and tensors in order."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,15 +10,16 @@ from cutlayer.core.skeleton import decode, encode
 from cutlayer.core.tree import Structure, Tree
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.commands import Skeleton
+from cutlayer.remote.protocol.messages import Sent
 
 MOST_DEPTH = 16
-MOST_ITEMS = 100_000  # of all that one skeleton names
+MOST_ITEMS = 100_000  # in one skeleton
 Numbers = Callable[[], int | float]
 Tensors = Callable[[], Tensor]
 
 
 class Flat(NamedTuple):
-    """A tree taken apart."""
+    """A tree as its structure, numbers and tensors."""
 
     structure: Structure
     numbers: list[int | float]
@@ -29,28 +30,30 @@ class Flat(NamedTuple):
         return encode(self.structure)
 
     def tree(self) -> Tree:
-        """Together again."""
+        """Return the tree."""
         return filled(self.structure, iter(self.numbers).__next__, iter(self.tensors).__next__)
 
 
 def flatten(value: Tree) -> Flat:
-    """The structure of a tree with its numbers and tensors, in order."""
+    """Take a tree apart into its structure, numbers and tensors."""
     structure, leaves = tree.flatten(value)
-    flat = Flat(structure, [], [])
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            flat.tensors.append(leaf)
-        elif isinstance(leaf, tree.NUMBERS):
-            flat.numbers.append(leaf)
-        else:
+        if not isinstance(leaf, (Tensor, *tree.NUMBERS)):
             raise WireError(
                 f"a {type(leaf).__name__} cannot travel; only tensors, numbers, dicts and tuples of them can"
             )
-    return flat
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return Flat(structure, [leaf for leaf in leaves if not isinstance(leaf, Tensor)], tensors)
+
+
+def sendable(token: int, number: int, value: Tree) -> tuple[Sent, list[Tensor]]:
+    """Return the message that carries a value, and the tensors that go with it."""
+    flat = flatten(value)
+    return Sent(token=token, number=number, tree=flat.skeleton, numbers=tuple(flat.numbers)), flat.tensors
 
 
 def build(skeleton: Skeleton, number: Numbers, tensor: Tensors) -> Tree:
-    """The tree of a skeleton, which takes its numbers and tensors in order. Nothing about the skeleton is trusted."""
+    """Build the tree of a skeleton, about which nothing is trusted, from numbers and tensors in order."""
     try:
         structure = decode(skeleton, most_depth=MOST_DEPTH, most_items=MOST_ITEMS)
     except ValueError as error:
@@ -59,5 +62,5 @@ def build(skeleton: Skeleton, number: Numbers, tensor: Tensors) -> Tree:
 
 
 def filled(structure: Structure, number: Numbers, tensor: Tensors) -> Tree:
-    """The tree of a structure, which takes its numbers and tensors in order."""
+    """Build the tree of a structure from numbers and tensors in order."""
     return tree.fill(structure, lambda kind: tensor() if kind is Tensor else number())
