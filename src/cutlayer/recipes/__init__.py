@@ -4,7 +4,7 @@ import re
 
 from cutlayer import registry
 from cutlayer.errors import ConfigError
-from cutlayer.recipes import cut_layer, first, hasfl, hosfl, smofi  # noqa: F401, for they register their recipes
+from cutlayer.recipes import cut_layer, first, hasfl, hosfl, smofi  # noqa: F401 (registers their recipes)
 from cutlayer.recipes.compose import EXPERIMENTS
 from cutlayer.recipes.published import PUBLISHED
 from cutlayer.recipes.recipe import Apart, Published, Recipe, Sweep

@@ -1,4 +1,4 @@
-"""What papers print, claim and leave open: the files in papers/, read and checked."""
+"""Read the files in papers/: the numbers that papers print, their claims, and what they leave open."""
 
 from collections.abc import Iterable, Iterator
 from importlib import resources
@@ -13,7 +13,7 @@ FILES = ("first", "smofi", "cut_layer", "hasfl", "hosfl")  # in the order in whi
 
 
 class PaperData(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a file; an unknown key is an error."""
+    """A part of a paper's file; unknown keys are errors."""
 
 
 class PaperTable(PaperData):
@@ -38,7 +38,7 @@ class PaperTable(PaperData):
 
 
 class StatedNumbers(PaperData):
-    """How much faster or more accurate one run is than others, in each of these panels."""
+    """A statement that one run is faster or more accurate than others, in each of these panels."""
 
     panels: tuple[str, ...]
     run: str
@@ -71,14 +71,14 @@ class RecipeFacts(PaperData):
 
 
 class Paper(PaperData):
-    """A file: its recipes, and the texts and tables that they name."""
+    """A paper's file: its recipes, and the texts and tables that they name."""
 
     recipes: dict[str, RecipeFacts]
     shared: dict[str, tuple[str, ...]] = {}
     tables: dict[str, PaperTable] = {}
 
     def texts(self, some: Iterable[str]) -> Iterator[str]:
-        """Yield the sentences; a name, which has no spaces, stands for the shared ones."""
+        """Yield the sentences; a word without spaces is the name of shared ones."""
         for text in some:
             if " " in text:
                 yield text

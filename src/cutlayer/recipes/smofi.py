@@ -39,14 +39,13 @@ class Setup:
 
 
 def _run(data: str, lr: float, weight_decay: float, batch: int, epochs: int = 5, **settings: Any) -> Run:
-    uneven = {"partition": dirichlet(0.2, batch)}
     return Run(
         data=data,
         optimiser=momentum_sgd(decayed(lr), weight_decay),
         method=Choice("fedavg"),
         batching=Batching(size=batch, epochs=epochs),
         checkpoint_every=10,
-        **{"per_round": 20, **uneven, **settings},
+        **{"per_round": 20, "partition": dirichlet(0.2, batch), **settings},
     )
 
 
