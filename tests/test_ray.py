@@ -58,7 +58,7 @@ def method_of(case: str) -> Method:
 
 def actors(sim: Simulation) -> list[Any]:
     assert isinstance(sim.backend, RayBackend)
-    return sim.backend._workers
+    return [worker.actor for worker in sim.backend._workers]
 
 
 def process_of(actor: Any) -> psutil.Process:

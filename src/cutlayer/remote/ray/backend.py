@@ -26,7 +26,7 @@ from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.monitor.watch import NoWatcher
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray.cluster import CLUSTER
-from cutlayer.remote.ray.dispatch import GONE, Dispatch
+from cutlayer.remote.ray.dispatch import GONE, Dispatch, WorkerActor
 from cutlayer.remote.ray.worker import Worker, WorkerSamples
 from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.known_versions import KnownVersions
@@ -60,7 +60,7 @@ class RayBackend:
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
-        self._workers: list[Any] = []
+        self._workers: list[WorkerActor] = []
         weakref.finalize(self, _dismiss, self._ray, self._workers)
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
@@ -69,11 +69,10 @@ class RayBackend:
         )
         paths = [path or str(Path.cwd()) for path in sys.path]
         files = [str(path) for path in plugins.LOADED]
-        self._stored = [self._ray.put(new_device)]  # what an actor that starts again needs stays in Ray's object store
+        common = self._ray.put(new_device)
         for k in range(num):
             samples = WorkerSamples.of(data, {j: partition.clients[j] for j in range(k, len(partition), num)})
-            self._stored.append(self._ray.put(samples))
-            self._workers.append(make.remote(paths, files, [self._stored[0], self._stored[-1]]))
+            self._workers.append(WorkerActor(make.remote(paths, files), [common, self._ray.put(samples)]))
 
     def drawn(self, round: int) -> None:
         return None
@@ -149,8 +148,8 @@ def _free_cpus(ray: Any) -> int:
     return num
 
 
-def _dismiss(ray: Any, workers: list[Any]) -> None:
+def _dismiss(ray: Any, workers: list[WorkerActor]) -> None:
     if ray.is_initialized():  # whoever started Ray may have shut it down
         for worker in workers:
-            ray.kill(worker)
+            ray.kill(worker.actor)
     CLUSTER.give_back()

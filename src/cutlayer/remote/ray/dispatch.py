@@ -32,10 +32,17 @@ class PendingWork(NamedTuple):
     tensors: Sequence[Tensor]
 
 
+class WorkerActor(NamedTuple):
+    """An actor and, in Ray's object store, its clients, which it loads after each start."""
+
+    actor: Any
+    content: list[Any]
+
+
 class Dispatch:
     """Carries the requests and answers of one round."""
 
-    def __init__(self, ray: Any, workers: Sequence[Any]) -> None:
+    def __init__(self, ray: Any, workers: Sequence[WorkerActor]) -> None:
         self.sessions = Sessions(self._flush)
         self._ray, self._workers = ray, workers
         self._waiting: dict[int, list[PendingWork]] = {}
@@ -46,7 +53,8 @@ class Dispatch:
         for j in samples:
             numbers.setdefault(j % len(self._workers), {})[j] = self.sessions.new_session()
         # Ray restarts an actor that has died, and then repeats the call.
-        calls = [self._workers[k].begin.options(max_task_retries=-1).remote(own) for k, own in numbers.items()]
+        begun = ((self._workers[k], own) for k, own in numbers.items())
+        calls = [w.actor.begin.options(max_task_retries=-1).remote(own, w.content) for w, own in begun]
         for own, kept in zip(numbers.values(), self._results(calls), strict=True):
             for j, number in own.items():
                 self.sessions.join(self._session(j, number, samples[j], kept[j]))
@@ -67,7 +75,7 @@ class Dispatch:
     def close(self) -> None:
         """Make the workers drop everything of the round except what their clients keep."""
         for worker in self._workers:
-            worker.begin.remote({})
+            worker.actor.begin.remote({}, worker.content)
 
     def _session(self, client: int, number: int, samples: int, kept: tuple[KeptVersion, ...]) -> ClientSession:
         def send(message: Message, tensors: Sequence[Tensor]) -> int:
@@ -97,7 +105,7 @@ class Dispatch:
                 (client, msgspec.msgpack.encode(work), [places[id(a)] for a in tensors])
                 for client, work, tensors in items
             ]
-            answer = self._workers[k].work.remote(orders, *(sent[who] for who in own))
+            answer = self._workers[k].actor.work.remote(orders, *(sent[who] for who in own))
             answer.future().add_done_callback(partial(self._take, items))
 
     def _take(self, items: Sequence[PendingWork], future: Any) -> None:

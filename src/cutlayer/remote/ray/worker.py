@@ -103,17 +103,25 @@ class VirtualClients:
         return self._new_device(client=client, data=Arrays(x=x, y=y), store=store)
 
 
-class Worker(VirtualClients):
-    """The Ray actor. Ray makes it anew whenever its process dies; it then holds the same clients, without sessions."""
+class Worker:
+    """The Ray actor. After a start or a restart it holds no clients until a round begins."""
 
-    def __init__(self, paths: Sequence[str], files: Sequence[str], content: Sequence[Any]) -> None:
-        import ray
-
+    def __init__(self, paths: Sequence[str], files: Sequence[str]) -> None:
         torch.set_num_threads(1)
-        # The content may have a user's own method or model, so it is unpickled after these can be imported.
         sys.path.extend(path for path in paths if path not in sys.path)
         plugins.load(map(Path, files))
-        super().__init__(*ray.get(content))
+        self._clients: VirtualClients | None = None
+
+    def begin(self, sessions: Mapping[int, int], content: Sequence[Any]) -> dict[int, tuple[KeptVersion, ...]]:
+        """Begin a round with the clients of this content, which lies in Ray's object store."""
+        if self._clients is None:
+            import ray
+
+            self._clients = VirtualClients(*ray.get(content))
+        return self._clients.begin(sessions)
+
+    def work(self, orders: Sequence[Encoded], *bundles: Sequence[NumpyTensor]) -> list[Encoded]:
+        return [] if self._clients is None else self._clients.work(orders, *bundles)
 
 
 def _share(stores: Sequence[ClientStore]) -> None:
