@@ -8,7 +8,7 @@ stands in this file.
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import evidence
@@ -64,11 +64,12 @@ BESIDE_PAPER = "Where ours differs from the paper's, and why:"
 ALONE = "About these runs:"
 
 
-@dataclass(frozen=True)
 class AlsoOf(Folder):
     """The folder of a run that has the content of another: it serves as that one's, to its length, with its clock."""
 
-    asked: Run
+    def __init__(self, path: Path, asked: Run) -> None:
+        super().__init__(path)
+        self.asked = asked
 
     def recorded(self) -> Run:
         return replace(super().recorded(), name=self.asked.name, devices=self.asked.devices)
@@ -180,8 +181,7 @@ def state(found: Sequence[Panel], listed: Sequence[Run]) -> str:
     """What there is of every table."""
     rows = ["| table | runs | seeds of each | rounds or samples |", "| --- | --- | --- | --- |"]
     for panel in found:
-        runs = () if panel.recipe is None else panel.recipe.runs
-        of = [run for run in runs if run.name.rpartition("/")[0] == panel.name]
+        of = [run for run in panel.recipe.runs if run.name.rpartition("/")[0] == panel.name]
         old = sum(other_weights(panel, group) for group in panel.groups)
         told = f"{len(panel.groups)} of {len(of)}" + (f", {old} with old initial weights" if old else "")
         seeds = span([len(group.trials) for group in panel.groups])

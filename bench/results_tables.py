@@ -280,13 +280,11 @@ def differences(panel: Panel) -> Iterator[str]:
         if group.stopped:
             times = count(group.stopped, "time")
             yield f"`{group.label}`: clients stood still {times}, as their gradients were not finite."
-    recipe = panel.recipe
-    if recipe is not None:
-        yield from recipe.notes
-        names = [run.name for run in recipe.runs if run.name.rpartition("/")[0] == panel.name]
-        missing = [name.rpartition("/")[2] for name in names if name not in {g.run.name for g in panel.groups}]
-        if missing:
-            yield f"Not run: {', '.join(missing)}."
+    yield from panel.recipe.notes
+    names = [run.name for run in panel.recipe.runs if run.name.rpartition("/")[0] == panel.name]
+    missing = [name.rpartition("/")[2] for name in names if name not in {g.run.name for g in panel.groups}]
+    if missing:
+        yield f"Not run: {', '.join(missing)}."
 
 
 def _titled(group: Group, seed: int) -> str:
@@ -333,7 +331,7 @@ def _departures(panel: Panel) -> Iterator[str]:
 
 def of_paper(panel: Panel) -> bool:
     """Whether a paper has printed something of these runs."""
-    return panel.recipe is not None and panel.recipe.of_paper
+    return panel.recipe.of_paper
 
 
 def races(panel: Panel) -> bool:
@@ -365,7 +363,7 @@ def _gains_of(panel: Panel, group: Group, other: Group) -> dict[Window, Level]:
 
 def _against(panel: Panel, group: Group) -> Group | None:
     """The run that the paper measures this one's speed against."""
-    name = None if panel.recipe is None else panel.recipe.against.get(group.run.name)
+    name = panel.recipe.against.get(group.run.name)
     named = [g for g in panel.groups if g.run.name == name] if name else [base(panel)]
     return next((g for g in named if comparable(panel, group, g)), None)
 

@@ -144,10 +144,11 @@ def test_a_class_name_is_defined_once() -> None:
 @pytest.mark.parametrize("name", MAY_IMPORT)
 def test_a_package_says_what_it_imports(name: str) -> None:
     file = ROOT / name / "__init__.py"
-    said = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "") if file.exists() else ""
-    assert "Imports: " in said or not name.startswith("remote/")
-    if "Imports: " in said:
-        assert " ".join(said.split("Imports: ")[1].split()) == f"{', '.join(sorted(allowed(name)))}."
+    if not file.exists():
+        pytest.skip("a module at the root")
+    said = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split())
+    imports = ", ".join(sorted(allowed(name))) or "nothing; its packages say what they import"
+    assert said.endswith(f"Imports: {imports}.")
 
 
 def private_names(module: str) -> set[str]:

@@ -1,4 +1,8 @@
-"""The command line: run, compare, cuts, profile, plan, overlap, bench, list; and on real devices keys, serve, join."""
+"""The command line: run, compare, cuts, profile, plan, overlap, bench, list; and on real devices keys, serve, join.
+
+Imports: benching, core, data, errors, methods, models, optim, planning, plugins, recipes, registry, remote/device,
+remote/identity, remote/monitor, remote/server, remote/tensors, results, runs, split, studies, version.
+"""
 
 from cutlayer.cli.commands import app, main
 

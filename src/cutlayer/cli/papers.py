@@ -29,7 +29,7 @@ def comparison(found: Comparison) -> Lines:
         table.columns[0].min_width = 8
         printed += [table, *map(Text, _remarks_on(panel))]
         following = found.panels[i + 1].name if i + 1 < len(found.panels) else ""
-        if panel.recipe is not None and _experiment(following) != _experiment(panel.name):
+        if _experiment(following) != _experiment(panel.name):
             printed += [Text(f"the paper says: {claim}") for claim in panel.recipe.claims]
             printed += [Text(f"note: {note}") for note in panel.recipe.notes]
         if following:
@@ -120,7 +120,7 @@ def _published(
 def _remarks_on(panel: Panel) -> Iterator[str]:
     yield _race(panel)
     recipe = panel.recipe
-    if recipe is None or not recipe.source:
+    if not recipe.source:
         return
     yield f"source: {recipe.source}"
     for statement, ours in panel.statements:

@@ -24,9 +24,8 @@ def document(found: Comparison, samples: int | None, *, paper_convention: bool) 
     """Return the bytes by run and row, with the paper's own numbers where it prints this run."""
     panels = []
     for panel in found.panels:
-        printed = {} if panel.recipe is None else panel.recipe.traffic
         columns = [traffic.column(group, samples, paper_convention=paper_convention) for group in panel.groups]
-        runs = [{**column.as_dict(), "published": _published(printed, column.name)} for column in columns]
+        runs = [{**column.as_dict(), "published": _published(panel.recipe.traffic, column.name)} for column in columns]
         panels.append({"panel": panel.name, "runs": runs})
     return {"samples": samples, "paper_convention": paper_convention, "panels": panels}
 

@@ -1,4 +1,7 @@
-"""Recipes: experiments by name."""
+"""Recipes: experiments by name, and what their papers print, claim and leave open (`papers/`).
+
+Imports: core, data, errors, planning, registry, runs, split.
+"""
 
 import re
 

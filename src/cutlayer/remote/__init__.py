@@ -1,4 +1,7 @@
-"""Clients in other processes: devices over gRPC, and the actors of a Ray cluster."""
+"""Clients in other processes: devices over gRPC, and the actors of a Ray cluster.
+
+Imports: nothing; its packages say what they import.
+"""
 
 import os
 

@@ -1,1 +1,4 @@
-"""Runs: configuration, rounds, evaluation, checkpoints, folders. May import all packages below `remote`."""
+"""Runs: configuration, checks, rounds, evaluation, checkpoints and folders.
+
+Imports: core, data, engines, errors, meters, methods, models, optim, pieces, planning, registry, split, version.
+"""

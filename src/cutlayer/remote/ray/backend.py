@@ -57,6 +57,7 @@ class RayBackend:
         self.job, self.engine, self.memory = job, engine, KnownVersions()
         self.names, self.samples_of, self.num_classes = job.names, job.samples_of, data.num_classes
         self.resolved = {"engine": self.name, "server_engine": engine.name}
+        self._losses = 0  # attempts at this round in which every client was lost
         self._program = Program(job.method)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
@@ -102,13 +103,17 @@ class RayBackend:
             dispatch.close()
 
     def recover(self, error: BaseException, attempt: int) -> None:
+        """Retry a round in which every client was lost, but not for ever; retries of the engine do not count."""
+        if attempt == 1:
+            self._losses = 0
         if not isinstance(error, AllClientsLost | TooFew):
             self.engine = self.engine.recover(error, attempt)
-        elif attempt < ATTEMPTS:
-            self.engine.forget()
-            log.warning("%s; it is tried again", error)
-        else:
+            return
+        self._losses += 1
+        if self._losses == ATTEMPTS:
             raise CutlayerError(f"{error}, {ATTEMPTS} times; Ray's own logs may tell why") from None
+        self.engine.forget()
+        log.warning("%s; it is tried again", error)
 
 
 class TrustedClients(Remote):
