@@ -17,6 +17,7 @@ from evidence import PARTIAL, serves
 
 from cutlayer.errors import CheckpointError, ConfigError, DataError
 from cutlayer.results.trials import find
+from cutlayer.runs import checkpoint
 from cutlayer.runs.folder import Folder, write, writing
 
 ARCHIVE = "headline.tar.gz"
@@ -144,7 +145,7 @@ def _unpacked(found: Sequence[Path], aside: Path) -> Folder:
         with tarfile.open(fileobj=io.BytesIO(b"".join(piece.read_bytes() for piece in found))) as tar:
             tar.extractall(aside, filter="data")
         (folder,) = find([aside])
-        folder.store.load(max(folder.store.rounds()))
+        checkpoint.read(folder.store.path(max(folder.store.rounds())))
     except (tarfile.TarError, CheckpointError, ConfigError, ValueError) as error:
         raise CheckpointError(f"the pieces of a run in {found[0].parent} are damaged or incomplete: {error}") from error
     return folder
