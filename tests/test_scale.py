@@ -8,7 +8,7 @@ from cutlayer import recipes
 from cutlayer.core.batches import Batching
 from cutlayer.data.partition import dirichlet
 from cutlayer.errors import ConfigError
-from cutlayer.recipes.scale import scaled, told, unscaled
+from cutlayer.recipes.scale import scaled, size_of, unscaled
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
 
@@ -39,7 +39,7 @@ def test_clients_samples_and_rounds_shrink_together() -> None:
         optimiser=Choice("sgd", {"lr": {"schedule": "cosine", "lr": 0.1, "rounds": 100, "warmup": 1}, "momentum": 0.9}),
         server_optimiser=Choice("sgd", {"lr": {"schedule": "steps", "lr": 0.1, "milestones": (50, 75)}}),
     )
-    assert told(BIG, small) == "10 of 100 clients, 100 of 1000 rounds, 10 % of the samples"
+    assert size_of(BIG, small) == "10 of 100 clients, 100 of 1000 rounds, 10 % of the samples"
     assert scaled(BIG, 1) == BIG
 
 
@@ -67,13 +67,13 @@ def test_a_sum_over_the_rounds_clients_shrinks_with_them() -> None:
 def test_clients_by_nature_keep_their_samples() -> None:
     small = scaled(replace(BIG, partition=Choice("natural")), 0.1)
     assert (small.clients, small.subset) == (10, 1.0)
-    assert told(BIG, small) == "10 of 100 clients, 100 of 1000 rounds, all samples of these clients"
+    assert size_of(BIG, small) == "10 of 100 clients, 100 of 1000 rounds, all samples of these clients"
 
 
 def test_the_printed_scale_reflects_later_changes() -> None:
     small = replace(scaled(BIG, 0.1), rounds=2000, clients=100, subset=1.0)
-    assert told(BIG, small) == "100 of 100 clients, 2000 rounds instead of 1000, all samples"
-    assert told(replace(BIG, subset=0.5), scaled(replace(BIG, subset=0.5), 0.1)).endswith(", 10 % of the samples")
+    assert size_of(BIG, small) == "100 of 100 clients, 2000 rounds instead of 1000, all samples"
+    assert size_of(replace(BIG, subset=0.5), scaled(replace(BIG, subset=0.5), 0.1)).endswith(", 10 % of the samples")
 
 
 @pytest.mark.parametrize("factor", [0, -0.1, 1.5])

@@ -77,12 +77,12 @@ def bench(
         _check_output(output)
     if end_to_end and steps is not None:
         raise ConfigError("end to end a round is whole epochs, not so many steps; leave the steps out")
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "clients": clients, "batch": batch, "model": model, "cut": None if cut is None else costs.parse_cut(cut),
         "precision": precision, "steps": steps, "turns": turns, "engines": _names(engines),
         "baselines": _names(baselines),
     }  # fmt: skip
-    given = {option: value for option, value in told.items() if value is not None}
+    given = {option: value for option, value in options.items() if value is not None}
     case = benching.Case(**{**benching.usual(device, end_to_end), **given}, end_to_end=end_to_end, seed=seed)
     document = {"command": _command(context), **_measured(case)}
     if as_json:

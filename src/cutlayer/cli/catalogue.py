@@ -49,10 +49,10 @@ def of_kind(kind: str | None) -> dict[str, list[Entry]]:
     """Return the names of one kind, or of all kinds."""
     from cutlayer.remote.tensors.packing import ABOUT as CODECS
 
-    told: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
+    descriptions: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
     recipes = [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()]
     everything = {"recipes": recipes} | {
-        word.lower(): [_entry(word, name, told.get(word, {}).get(name)) for name in table]
+        word.lower(): [_entry(word, name, descriptions.get(word, {}).get(name)) for name in table]
         for word, table in registry.TABLES.items()
     }
     return everything if kind is None else {kind: registry.find("kind", everything, kind)}

@@ -13,7 +13,7 @@ from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import RunWatcher, watching
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS
-from cutlayer.recipes.scale import scaled, told
+from cutlayer.recipes.scale import scaled, size_of
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
@@ -158,7 +158,7 @@ def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> 
     end = f"; not {setting_of(recipe)}" if recipe is not None and recipe.source else ""
     panels: dict[str, list[str]] = {}
     for original, run in zip(originals, runs, strict=True):
-        names = panels.setdefault(told(original, run), [])
+        names = panels.setdefault(size_of(original, run), [])
         names.append(original.name.rpartition("/")[0])
     return [
         f"scale {scale:g}: {text}{end}" + (f" ({', '.join(dict.fromkeys(names))})" if len(panels) > 1 else "")

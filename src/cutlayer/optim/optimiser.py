@@ -154,8 +154,8 @@ def stepped(params: Tensors, opt: Optimiser, part: Part, grads: Grads) -> Part:
 def _still_finite(ok: Tensor, grads: Grads) -> Tensor:
     """Return `ok` and whether the gradients, and the loss and joint norm if given, are finite."""
     norm2 = squared_norm(grads.params) if grads.params else None  # a part without parameters has only its loss
-    for told in (norm2, grads.loss, grads.norm2):
-        ok = ok if told is None else ok & torch.isfinite(told)
+    for value in (norm2, grads.loss, grads.norm2):
+        ok = ok if value is None else ok & torch.isfinite(value)
     return ok
 
 

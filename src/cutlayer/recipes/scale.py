@@ -50,7 +50,7 @@ def unscaled(name: str) -> str:
     return first.partition(MARK)[0] + slash + rest
 
 
-def told(run: Run, smaller: Run) -> str:
+def size_of(run: Run, smaller: Run) -> str:
     """Describe what is left of a run; keys that were set after scaling may have enlarged parts of it again."""
     share = smaller.subset / run.subset
     samples = "all samples" if share == 1 else f"{100 * share:.3g} % of the samples"

@@ -128,7 +128,7 @@ class Board:
                 client.state = "training"
                 self._asked[number] = self._clock()
 
-    def told(self, number: int, num_bytes: int) -> None:
+    def sent(self, number: int, num_bytes: int) -> None:
         """A message that needs no answer went to a client."""
         with self._locked(number) as client:
             client.bytes_down += num_bytes
@@ -192,9 +192,9 @@ class Board:
             run.rounds_ended += 1
             run.round_seconds = self._clock() - self._round_began
             run.loss, run.accuracy = record.get("loss"), record.get("test_accuracy", run.accuracy)
-            told = {"round": run.round, "rounds": run.rounds, "loss": run.loss, "accuracy": run.accuracy}
-            told |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.round_seconds}
-        event(log, logging.INFO, "round ended", **told)
+            facts = {"round": run.round, "rounds": run.rounds, "loss": run.loss, "accuracy": run.accuracy}
+            facts |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.round_seconds}
+        event(log, logging.INFO, "round ended", **facts)
 
     def ended(self) -> None:
         """The run is over; clients that still have a session are done."""
@@ -204,8 +204,8 @@ class Board:
                 if client.state in HERE:
                     client.state = "done"
             self._asked.clear()
-            told = {"rounds": self._run.rounds_ended, "seconds": self._ended - self._began}
-        event(log, logging.INFO, "run ended", **told)
+            facts = {"rounds": self._run.rounds_ended, "seconds": self._ended - self._began}
+        event(log, logging.INFO, "run ended", **facts)
 
     @contextmanager
     def _locked(self, number: int) -> Iterator[ClientStatus]:

@@ -9,7 +9,7 @@ class Watcher(Protocol):
     def asked(self, number: int, num_bytes: int) -> None:
         """A request went to the client of this number."""
 
-    def told(self, number: int, num_bytes: int) -> None:
+    def sent(self, number: int, num_bytes: int) -> None:
         """A message that needs no answer went to the client."""
 
     def answered(self, number: int, num_bytes: int, seconds: float) -> None:
@@ -31,4 +31,4 @@ class NoWatcher:
     def asked(self, *event: Any, **more: Any) -> None:
         pass
 
-    told = answered = slow = lost = refused = asked
+    sent = answered = slow = lost = refused = asked

@@ -84,7 +84,7 @@ class Remote(RoundExchange):
         number = self.fed_values.add(j, own)
         if not self.peer.has(value.place):
             return queue.get(own, number)
-        self.watcher.told(j, self.fed_values.send(j))
+        self.watcher.sent(j, self.fed_values.send(j))
         return queue.put(own)
 
     def _real(self, value: PerClient, j: int) -> Tree:
@@ -139,7 +139,7 @@ class Remote(RoundExchange):
         for j in self.alive(self.ids):
             session, request = self.sessions.get(j), self.queues[j].rest()
             if request and session and (session.number == self.heard.get(j) or self.peer.apart):
-                self.watcher.told(j, session.send(request, self.round, begins=False)[1])
+                self.watcher.sent(j, session.send(request, self.round, begins=False)[1])
         self.sessions.flush()
 
 
