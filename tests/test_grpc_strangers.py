@@ -238,7 +238,7 @@ def take_part(address: str, keys: Path, twist: Twist) -> str:
         for message, tensors in stream:
             if isinstance(message, Welcome):
                 session = Session(settings.ready(message), message.session)
-                stream.say(client._ready(session, message.session))
+                stream.say(client._ready(session.device, message.session))
             elif isinstance(message, Work):
                 reply = session.work(message, tensors)
                 assert reply is not None

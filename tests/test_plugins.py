@@ -151,6 +151,13 @@ def test_a_data_set_of_a_plugin_is_told_the_data_folder(tmp_path: Path) -> None:
         cl.load("mine", tmp_path)
 
 
+def test_codecs_of_a_plugin_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "packs.py", "CODECS = {'mine': print}")
+    with pytest.raises(ConfigError) as caught:
+        plugins.load([path])
+    assert str(caught.value) == f"the plugin {path} has CODECS, which plug-ins cannot extend; there are raw, bf16, int8"
+
+
 # -- collisions --------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +174,6 @@ def test_a_data_set_of_a_plugin_is_told_the_data_folder(tmp_path: Path) -> None:
         ("SCHEDULES", "cosine"),
         ("DEVICES", "pool"),
         ("METERS", "ledger"),
-        ("CODECS", "raw"),
         ("SAMPLERS", "uniform"),
     ],
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.commands import AnyCommand
-from cutlayer.remote.protocol.messages import FromClient, FromPeer, FromServer, Message, Work
+from cutlayer.remote.protocol.messages import PROTOCOL, FromClient, FromPeer, FromServer, Message, Work
 from cutlayer.remote.tensors.packing import DTYPES
 from cutlayer.remote.tensors.wire import PREFIX, Decoder, encode
 
@@ -164,7 +164,7 @@ def with_header(raw: bytes, header: bytes, length: int | None = None, body: int 
     """Replace the header; the checksum is correct, and the lengths too unless they are given."""
     length = len(header) if length is None else length
     body = struct.unpack_from("<Q", raw, 8)[0] if body is None else body
-    sizes = struct.pack("<3sBIQ", b"CUT", 1, length, body)
+    sizes = struct.pack("<3sBIQ", b"CUT", PROTOCOL, length, body)
     head = sizes + struct.pack("<I", zlib.crc32(sizes + header[:length])) + header
     return head + bytes(-len(head) % 16)
 

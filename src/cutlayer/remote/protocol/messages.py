@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from cutlayer.remote.protocol.commands import AnyCommand, Skeleton
 
-PROTOCOL = 1
+PROTOCOL = 2
 SERVICE = "cutlayer.Link"
 JOIN = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"

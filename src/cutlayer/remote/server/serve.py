@@ -13,6 +13,7 @@ import torch
 
 from cutlayer import registry
 from cutlayer.core.checks import check_device, check_positive
+from cutlayer.core.engine import Engine
 from cutlayer.core.method import needs_of
 from cutlayer.core.precision import computing
 from cutlayer.core.tree import num_bytes
@@ -31,6 +32,7 @@ from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER, Admission, listen
+from cutlayer.remote.tensors.packing import CODECS
 from cutlayer.runs import build, config
 from cutlayer.runs.checks import RunPlan, check_run
 from cutlayer.runs.config import Run
@@ -69,7 +71,7 @@ class Serving:
             raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
         if self.least is not None and self.least < 1:
             raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
-        for kind, name, known in (("packing", self.packing, get_args(Packing)), ("role", self.role, get_args(Role))):
+        for kind, name, known in (("packing", self.packing, CODECS), ("role", self.role, get_args(Role))):
             if name not in known:
                 raise UnknownNameError(kind, name, known)
         if (self.role == "fed") != (self.train is not None):
@@ -131,17 +133,21 @@ class RunServer:
             name=run.method.name,
         )
         check_run(plan)
-        setting = EngineSetting(
+        self._setting = EngineSetting(
             split=split, like=few, batch=run.batching.size, clients=run.per_round or run.clients, chunk=run.chunk
         )
+        self._engine(run)  # report a mistake before anyone can join
+        self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
+        build.meters(run)  # likewise
+        self._expected = run.clients  # how many clients a round waits for
+        self._present: set[int] = set()
+
+    def _engine(self, run: Run) -> Engine:
+        """Return the engine of this server; a run that resumes names the one that it began with."""
         if self.peer.apart and run.server_engine not in ("auto", "loop"):
             raise ConfigError("two servers in two processes compute on loop; leave the server's engine out")
         with computing(run.precision):
-            self._engine = chosen_for_servers("loop" if self.peer.apart else run.server_engine, setting)
-        self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
-        build.meters(run)  # report a mistake before anyone can join
-        self._expected = run.clients  # how many clients a round waits for
-        self._present: set[int] = set()
+            return chosen_for_servers("loop" if self.peer.apart else run.server_engine, self._setting)
 
     def training(self, run: Run) -> Training:
         """Return the training of this run, before its first round."""
@@ -149,7 +155,7 @@ class RunServer:
             method=self.method,
             sessions=self.sessions,
             sample=self.samples.like,
-            engine=self._engine,
+            engine=self._engine(run),
             device=run.device,
             deadline=self.serving.deadline,
             gather=self.gather,
