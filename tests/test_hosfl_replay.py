@@ -347,7 +347,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def memory_of(folder: Folder) -> Any:
-    return folder.store.load()[0]["rounds"]["memory"]
+    return folder.store.load()[0]["rounds"]["Memory"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -327,8 +327,8 @@ def test_plugins_must_be_the_same_on_both_sides(theirs: dict[str, str], ours: di
 
 
 def test_another_protocol_is_told_of_with_both_versions() -> None:
-    with pytest.raises(LinkError, match=r"the client speaks protocol 2 \(cutlayer 9.9\) and this server 1 \(cutlayer"):
-        _check_version(Hello(protocol=2, version="9.9", name="ann", plugins={}))
+    with pytest.raises(LinkError, match=r"the client speaks protocol 1 \(cutlayer 9.9\) and this server 2 \(cutlayer"):
+        _check_version(Hello(protocol=1, version="9.9", name="ann", plugins={}))
 
 
 # -- settings of a server ----------------------------------------------------------------------------------------------

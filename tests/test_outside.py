@@ -135,7 +135,7 @@ def test_a_meter_that_learnt_to_be_restored_starts_over(tmp_path: Path, caplog: 
     load(tmp_path / "newer", METER)
     execute(replace(given, rounds=4), folder, resume=True)
     assert [record["client_steps"] for record in folder.history()] == [12, 24, 12, 24]
-    assert caplog.messages == [f"{folder.path}: the checkpoint has no state of the meter Steps, so it starts over"]
+    assert caplog.messages == [f"{folder.path}: the checkpoint has no state of Steps, which starts over"]
 
 
 def test_a_data_set_trains_and_is_written_down(tmp_path: Path) -> None:

@@ -28,16 +28,19 @@ from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
-from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.errors import CheckpointError, ConfigError, CutlayerError
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.server.exchange import AllClientsLost
-from cutlayer.remote.server.serve import RunServer, Serving, samples_of
+from cutlayer.remote.server.known_versions import KnownVersions
+from cutlayer.remote.server.serve import RunServer, Serving, samples_of, serve
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.runs import build
 from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
+from cutlayer.runs.run import execute
 from cutlayer.split import Split
 
 CPU = torch.device("cpu")
@@ -101,7 +104,7 @@ def test_a_failed_round_leaves_no_trace_in_a_simulation(case: str) -> None:
     engine = Stumbling()
     retried = simulation(method_of(case), batching=CASES[case].batching, engine=engine, meters=(Count(),))
     expected, found = played(clean), played(retried)
-    assert engine.failures == 1 and found[1].keys() >= {"ledger", "memory", "meter 1"}
+    assert engine.failures == 1 and found[1].keys() >= {"ledger", "Memory", "meter 1"}
     must_agree(Outcome(found[0], retried.ledger), Outcome(expected[0], clean.ledger), 0.0)
     assert found[1]["meter 1"] == expected[1]["meter 1"] and found[1]["meter 1"]["crossings"] > 0
 
@@ -198,8 +201,7 @@ def on_ray(given: Run) -> None:
 
 
 def served(given: Run) -> None:
-    board = Board(name=given.name, method=given.method.name, rounds=given.rounds)
-    RunServer(given, Serving(listen="127.0.0.1:0"), board, samples_of(given, None, None))
+    server_of(given)
 
 
 def from_python(given: Run) -> None:
@@ -259,6 +261,43 @@ def test_servers_of_devices_give_loops_numbers_on_every_engine(case: str, engine
     there.backend.gather = all_back  # type: ignore[attr-defined]
     found = Outcome(run(there), there.ledger)  # type: ignore[arg-type]
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), 1e-11)
+
+
+def server_of(given: Run) -> RunServer:
+    board = Board(name=given.name, method=given.method.name, rounds=given.rounds)
+    return RunServer(given, Serving(listen="127.0.0.1:0"), board, samples_of(given, None, None))
+
+
+def test_a_resumed_server_computes_on_the_engine_that_the_run_began_with() -> None:
+    began_with = replace(SMALL, server_engine="vmap")
+    assert server_of(SMALL).training(SMALL).runner.backend.engine.name == "loop"  # what auto is without a GPU
+    assert server_of(SMALL).training(began_with).runner.backend.engine.name == "vmap"
+
+
+def test_a_server_refuses_the_folder_of_another_run_before_it_listens(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    execute(SMALL, folder)
+    board = Board(name="", method="", rounds=1)
+
+    def listens(address: str) -> None:
+        raise AssertionError(f"it listens at {address}")
+
+    other = replace(SMALL, clients=3)
+    with pytest.raises(CheckpointError, match="holds a run of another configuration: clients is 4 there and 3 here"):
+        serve(other, folder, Serving(listen="127.0.0.1:0"), board, on_open=listens)
+
+
+def test_a_simulation_resumes_what_servers_of_devices_began(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients hold nothing of it here, so their memory starts over, with a warning."""
+    given, folder = replace(SMALL, method=Choice("hosfl"), rounds=2), Folder(tmp_path)
+
+    execute(replace(given, rounds=1), folder)
+    content, manifest = folder.store.load()
+    versions = {"KnownVersions": KnownVersions().content()}
+    content["rounds"] = {k: v for k, v in content["rounds"].items() if k != "Memory"} | versions  # type: ignore[index]
+    folder.store.save(1, content, manifest)
+    assert execute(given, folder, resume=True).state.round == 2
+    assert f"{tmp_path}: the checkpoint has no state of Memory, which starts over" in caplog.messages
 
 
 def test_devices_of_equal_shapes_are_stacked_at_the_server() -> None:

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.commands import Do, Put, Up
-from cutlayer.remote.protocol.messages import Answer, Bye, FromClient, FromServer, Message, Packing, TensorForm, Work
+from cutlayer.remote.protocol.messages import (
+    PROTOCOL,
+    Answer,
+    Bye,
+    FromClient,
+    FromServer,
+    Message,
+    Packing,
+    TensorForm,
+    Work,
+)
 from cutlayer.remote.tensors import wire
 from cutlayer.remote.tensors.packing import DTYPES, num_bytes
 from cutlayer.remote.tensors.wire import CHUNK, PREFIX, Decoder, encode
@@ -38,7 +48,7 @@ def travelled(tensor: Tensor, packing: Packing = "raw") -> Tensor:
     return decoded(encode(ANSWER, [tensor], [packing]))[1][0]
 
 
-def forged(header: bytes, body: int = 0, protocol: int = 1, magic: bytes = b"CUT") -> bytes:
+def forged(header: bytes, body: int = 0, protocol: int = PROTOCOL, magic: bytes = b"CUT") -> bytes:
     """A message with this header, whose checksum is right, and zeros for a body."""
     sizes = struct.pack("<3sBIQ", magic, protocol, len(header), body)
     head = sizes + struct.pack("<I", zlib.crc32(sizes + header)) + header
@@ -58,7 +68,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
     (chunk,) = encode(Bye(reason="x"))
     header = b"\x82\xa4type\xa3bye\xa6reason\xa1x"
     assert chunk == forged(header)
-    assert chunk[:16] == b"CUT\x01" + len(header).to_bytes(4, "little") + bytes(8)
+    assert chunk[:16] == b"CUT\x02" + len(header).to_bytes(4, "little") + bytes(8)
     assert (PREFIX, len(chunk)) == (20, 48)
 
 
@@ -231,10 +241,10 @@ WRONG = "a header is not what it should be: "
         (b"GET / HTTP/1.1\r\nHost: a", "what came is no message of cutlayer"),
         (
             forged(b"", protocol=9),
-            "the other side speaks protocol 9 and this one 1; install the same version of cutlayer on both",
+            "the other side speaks protocol 9 and this one 2; install the same version of cutlayer on both",
         ),
         (
-            struct.pack("<3sBIQI", b"CUT", 1, 2**32 - 1, 0, 0),
+            struct.pack("<3sBIQI", b"CUT", 2, 2**32 - 1, 0, 0),
             "a header of 4294967295 bytes is too long; at most 67108864 are read",
         ),
         (forged(answer(), body=4096), "a body of 4096 bytes is too long; at most 1000 are expected now"),

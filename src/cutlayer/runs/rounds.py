@@ -106,7 +106,8 @@ class Rounds:
 
     def restorable(self) -> dict[str, Restorable]:
         """Return, by name, everything besides the state that a round may change; checkpoints save it, too."""
-        named: dict[str, Any] = {"ledger": self.ledger, "clock": self.clock, "memory": self.backend.memory}
+        memory = self.backend.memory  # by its type: a server of devices knows versions, a simulation holds the values
+        named: dict[str, Any] = {"ledger": self.ledger, "clock": self.clock, type(memory).__name__: memory}
         named |= {f"meter {k}": meter for k, meter in enumerate(self.meters[1:], start=1)}
         return {name: thing for name, thing in named.items() if isinstance(thing, Restorable)}
 

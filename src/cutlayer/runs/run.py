@@ -157,8 +157,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     """Return the training of a run as its newest checkpoint left it, and the run with its engines resolved."""
     if not folder.store.rounds():
         then = folder.run()
-        run = _with_engines_of(config.as_dict(then), run)
-        _check_same(config.as_dict(then), run, folder)
+        run = _checked(config.as_dict(then), run, folder)
         done = len(folder.history())
         if done > then.checkpoint_every:
             raise CheckpointError(
@@ -167,15 +166,12 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
             )
         return _started(run, folder, make, hold, overwrite=True)
     content, manifest = folder.store.load()
-    run = _with_engines_of(manifest["config"], run)
-    _check_same(manifest["config"], run, folder)
+    run = _checked(manifest["config"], run, folder)
     if "rounds" not in content:
         raise CheckpointError(
             f"{folder.path} was begun by an earlier version of cutlayer and cannot go on; start over with --overwrite"
         )
     done = content["state"].round
-    if done > run.rounds:
-        raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
     training = make(run)
     content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)
     training.history = folder.cut_back(done)
@@ -183,12 +179,29 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     for name, thing in training.runner.restorable().items():
         if name in content["rounds"]:
             thing.restore(content["rounds"][name])
-        else:  # a meter that was not Restorable when the checkpoint was written
-            kind = type(thing).__name__
-            log.warning("%s: the checkpoint has no state of the meter %s, so it starts over", folder.path, kind)
+        else:  # a meter that was not Restorable then, or the memory of clients that were elsewhere
+            log.warning("%s: the checkpoint has no state of %s, which starts over", folder.path, type(thing).__name__)
     write(folder.config, config.dumps(run))  # the number of rounds may have changed
     _compare_surroundings(run, folder, manifest["config"].get("chunk"))
     return training, run
+
+
+def check_resumable(run: Run, folder: Folder) -> None:
+    """Refuse a folder that holds another run, or more rounds than this one has."""
+    if folder.store.rounds():
+        _checked(folder.store.load()[1]["config"], run, folder)
+    elif folder.holds_run():
+        _checked(config.as_dict(folder.run()), run, folder)
+
+
+def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
+    """Return the run with the engines that it began with; refuse a folder that it cannot continue."""
+    run = _with_engines_of(then, run)
+    _check_same(then, run, folder)
+    done = max(folder.store.rounds(), default=0)
+    if done > run.rounds:
+        raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
+    return run
 
 
 def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:

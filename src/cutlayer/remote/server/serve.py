@@ -38,7 +38,7 @@ from cutlayer.runs.checks import RunPlan, check_run
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
-from cutlayer.runs.run import execute
+from cutlayer.runs.run import check_resumable, execute
 from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
@@ -320,6 +320,8 @@ def serve(
 ) -> Training:
     """Serve a run to its end; a run that was begun in this folder resumes from its newest checkpoint."""
     server = RunServer(run, serving, board, samples_of(run, root, test), root)
+    if not overwrite:
+        check_resumable(run, folder)
     with server.open() as address:
         on_open(address)
         while True:
