@@ -88,7 +88,7 @@ def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Fi
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     axes = drawn[0].axes[0]
     smoothed, faint = lines(axes)["fedavg"], axes.lines[0]
-    assert axes.get_ylabel() == "test accuracy (%), mean of 9 rounds"
+    assert axes.get_ylabel() == "test accuracy (%),\nmean of 9 rounds"
     assert [y for _, y in smoothed[4:-4]] == pytest.approx([60] * 52)  # three of each in every window
     assert smoothed[-1] == (60, pytest.approx((60 + 70 + 50 + 60 + 70) / 5))
     assert list(faint.get_ydata()) == pytest.approx([100 * a for a in scattered])

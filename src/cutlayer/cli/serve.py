@@ -13,6 +13,7 @@ from cutlayer.cli import launch, options
 from cutlayer.cli.launch import Interrupted
 from cutlayer.cli.progress import logging_to
 from cutlayer.errors import ConfigError
+from cutlayer.runs import config
 from cutlayer.runs.config import Run
 
 log = logging.getLogger("cutlayer")
@@ -77,7 +78,9 @@ def serve(
     from cutlayer.remote.server.serve import serve as carry_out
 
     hashes = plugins.load(plugin or [])
-    run = _one(what, [*(settings or []), *([] if engine is None else [f"server_engine={engine}"])])
+    run = _one(what, settings or [])
+    if engine is not None:
+        run = config.changed(run, {"server_engine": engine}, "the command line")
     options.check_keys("server", keys, insecure)
     if test is not None and role != "both":
         raise ConfigError(

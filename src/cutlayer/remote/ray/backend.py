@@ -62,7 +62,7 @@ class RayBackend:
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
         self._workers: list[WorkerActor] = []
-        weakref.finalize(self, _dismiss, self._ray, self._workers)
+        weakref.finalize(self, _dismiss, self._ray, self._workers).atexit = False  # then Ray ends the actors itself
         num = min(len(partition), _free_cpus(self._ray))
         make = self._ray.remote(Worker).options(num_cpus=1, max_restarts=-1)
         new_device = partial(

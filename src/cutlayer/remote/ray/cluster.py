@@ -4,6 +4,7 @@ A cluster that is started here listens on the loopback interface only. For a clu
 them and set `RAY_ADDRESS`, or call `ray.init` before the run.
 """
 
+import atexit
 import logging
 import os
 from typing import Any
@@ -28,6 +29,7 @@ class Cluster:
         if not ray.is_initialized():
             _connect(ray)
             self._users, self._is_ours = 0, True
+            atexit.register(self._leave_to_ray)  # runs before Ray's own hook, which was registered earlier
         self._users += 1
         return ray
 
@@ -37,6 +39,10 @@ class Cluster:
         if self._is_ours and not self._users:
             self._is_ours = False
             _imported().shutdown()
+
+    def _leave_to_ray(self) -> None:
+        """Let Ray shut itself down when Python exits: a run that is collected meanwhile must not do it again."""
+        self._is_ours = False
 
 
 CLUSTER = Cluster()

@@ -65,7 +65,7 @@ def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
     alone = len(panels) == 1
     drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
     smoothed = any(curve.is_long for curves in drawn for curve in curves)
-    accuracy = f"test accuracy (%){f', mean of {WINDOW} rounds' if smoothed else ''}"
+    accuracy = "test accuracy (%)" + (f",\nmean of {WINDOW} rounds" if smoothed else "")
     pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy))
     style = looks([group.label for panel in panels for group in panel.groups])
     if alone and len(style) >= MANY:
