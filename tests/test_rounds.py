@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ import cutlayer
 from cutlayer import optim
 from cutlayer.core.batches import Batching
 from cutlayer.core.engine import Engine
+from cutlayer.core.kinds import ACTIVATIONS, MODEL
 from cutlayer.core.method import Needs, method
 from cutlayer.core.places import Clients
+from cutlayer.core.program import at_client
 from cutlayer.core.servers import Fed, Server
-from cutlayer.core.state import State
+from cutlayer.core.state import Model, State, Tensors
 from cutlayer.engines import auto
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Again
@@ -344,14 +346,80 @@ def test_a_class_without_the_decorator_is_refused() -> None:
         simulation(Bare(), engine="loop")  # type: ignore[arg-type]
 
 
-def test_an_error_in_vmap_names_the_engine_to_use() -> None:
-    broken = RuntimeError("vmap: It looks like you're calling .item() on a Tensor")
-    with pytest.raises(ConfigError) as caught:
-        Vmap().recover(broken, 1)
-    assert str(caught.value).startswith("engine vmap cannot stack what this method computes (vmap: It looks like")
-    assert str(caught.value).endswith("; use engine = 'loop'")
-    with pytest.raises(KeyboardInterrupt):
-        Vmap().recover(KeyboardInterrupt(), 1)
+@method
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """Runs a function on the clients' activations at the server."""
+
+    model: Split
+    fn: Callable[[torch.Tensor], torch.Tensor]
+
+    def start(self, server: Server, fed: Fed) -> State:
+        lower, upper = self.model.initial()
+        return State(0, fed.hold(lower), server.hold(upper), {})
+
+    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+        for step in clients.steps():
+            z, _ = step.active.vjp(self.forward, step.active.down(MODEL, state.client), step.x, step.key)
+            server.each(self.fn, step.active.up(ACTIVATIONS(z)))
+        return state
+
+    @at_client(gives=ACTIVATIONS)
+    def forward(self, model: Model, x: torch.Tensor, key: int | None) -> tuple[torch.Tensor, Tensors]:
+        return self.model.lower(model, x, key)
+
+
+def failure(fn: Callable[[torch.Tensor], Any], meters: tuple[Any, ...] = ()) -> Exception:
+    """The error of a round on vmap."""
+    sim = simulation(Failing(model=method_of("sfl_v1").model, fn=fn), engine=Vmap(), meters=meters)
+    with pytest.raises(Exception) as caught:
+        sim.round(sim.start())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda z: z * z.sum().item(),
+        lambda z: z * torch.rand(1),
+        lambda z: z[z > 0],
+        lambda z: torch.equal(z, z),
+        lambda z: z.sum().numpy(),
+    ],
+)
+def test_what_vmap_cannot_stack_names_the_engine_to_use(fn: Callable[[torch.Tensor], Any]) -> None:
+    error = failure(fn)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("engine vmap cannot stack what this method computes (")
+    assert str(error).endswith("; use engine = 'loop'")
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("invalid literal for int() with base 10: 'seven'"),
+        RuntimeError("shape '[3, 7]' is invalid for input of size 12"),
+        torch.OutOfMemoryError("CUDA out of memory in vmap"),
+    ],
+)
+def test_any_other_error_of_a_stacked_function_comes_through(error: Exception) -> None:
+    def fail(z: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    assert failure(fail) is error
+
+
+def test_an_error_outside_stacked_functions_comes_through_on_vmap() -> None:
+    broken = RuntimeError("a meter that counts vmap: broken")
+
+    class Broken(Count):
+        """A meter with a mistake."""
+
+        def crossed(self, *_: Any) -> None:
+            raise broken
+
+    assert failure(lambda z: z, (Broken(),)) is broken
 
 
 def test_two_servers_in_two_processes_refuse_an_engine_that_stacks() -> None:
