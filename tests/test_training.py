@@ -363,6 +363,18 @@ def test_evaluation_runs_in_eval_mode_and_leaves_the_model_alone() -> None:
     assert found["loss"] == pytest.approx(F.cross_entropy(whole(data.x), data.y).item(), rel=1e-12)
 
 
+def test_a_partition_may_hold_plain_lists() -> None:
+    x, y = blobs(12)
+    data = from_arrays(x, y)
+    lists = Partition(([0, 1, 2, 3], [4, 5, 6, 7], range(8, 12), []))  # type: ignore[arg-type]
+    arrays = Partition(tuple(np.array(c, dtype=np.int64) for c in lists.clients))
+    assert all(c.dtype == np.int64 for c in lists.clients)
+    found, expected = (
+        train(sfl(mlp()), data, partition, rounds=2, batching=Batching(size=2)) for partition in (lists, arrays)
+    )
+    agree(found.state_dict, expected.state_dict, 0)
+
+
 def test_impossible_settings_are_refused() -> None:
     data = from_arrays(*blobs())
     partition = iid(len(data), CLIENTS, key=0)
