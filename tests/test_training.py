@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import cutlayer
 from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train
+from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods import METHODS, Method, global_model
 from cutlayer.runs import training
@@ -386,6 +387,14 @@ def test_impossible_settings_are_refused() -> None:
     with pytest.raises(DataError) as error:
         train(sfl(mlp()), data, partition, rounds=1, batching=BATCH, test=nothing)
     assert str(error.value) == "the test set has no samples; give at least one, or leave it out"
+
+
+@pytest.mark.parametrize("engine", [Loop, None, 7, object()])
+def test_an_engine_is_a_name_or_an_engine(engine: Any) -> None:
+    data = from_arrays(*blobs())
+    with pytest.raises(ConfigError) as caught:
+        train(sfl(mlp()), data, iid(48, CLIENTS, key=0), rounds=1, batching=BATCH, engine=engine)
+    assert str(caught.value) == f"engine is {engine!r}; give a name such as 'loop', or an engine such as Loop()"
 
 
 def test_a_training_can_be_driven_round_by_round() -> None:

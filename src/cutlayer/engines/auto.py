@@ -64,6 +64,8 @@ class Elsewhere:
 def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
     """Return the engine of this name; an engine itself is returned unchanged."""
     if not isinstance(engine, str):
+        if isinstance(engine, type) or not isinstance(engine, Engine):
+            raise ConfigError(f"engine is {engine!r}; give a name such as 'loop', or an engine such as Loop()")
         return engine
     make = registry.find("engine", ENGINES, engine)
     if isinstance(make, Elsewhere):
