@@ -169,10 +169,6 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     content, manifest = folder.store.load()
     run = _with_engines_of(manifest["config"], run)
     _check_same(manifest["config"], run, folder)
-    if "rounds" not in content:
-        raise CheckpointError(
-            f"{folder.path} was begun by an earlier version of cutlayer and cannot go on; start over with --overwrite"
-        )
     done = content["state"].round
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
