@@ -21,7 +21,7 @@ from cutlayer.core.state import State
 from cutlayer.core.values import Held, PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError
-from cutlayer.methods.fsl_sage import FslSage, fsl_sage
+from cutlayer.methods.fsl_sage import FslSage, SageMemory, fsl_sage
 from cutlayer.pieces.auxiliary import Alignment, Auxiliary, Buffer, FirstUnits, Given, appended
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.planning.devices import Device, Devices
@@ -138,7 +138,7 @@ def test_three_rounds_in_plain_pytorch(engine: str, server_interval: int, align_
     state = run(simulation(method, partition=partition, engine=engine), 3)
     agree(method.model.export(methods.global_model(state)), {k: v.detach() for k, v in net.state_dict().items()})
     for j, a in aux.items():
-        found = state.memory["auxiliary"][j].tree.params
+        found = state.memory.auxiliary[j].tree.params
         agree(found, {name: value.detach() for name, value in a.named_parameters()}, 1e-10)
 
 
@@ -156,6 +156,8 @@ def tree_of(value: Any) -> Any:
     """A state without its places."""
     if isinstance(value, Held):
         return value.tree
+    if isinstance(value, SageMemory):
+        value = value._asdict()
     return {name: tree_of(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -227,7 +229,7 @@ def test_fused_attention_is_aligned_as_well() -> None:
     begun = FirstUnits(model=method.model, units=4).start(
         torch.zeros(2, 1, 8, 8), keys.fold(round_key(0), "auxiliary", 0)
     )
-    aligned = state.memory["auxiliary"][0].tree
+    aligned = state.memory.auxiliary[0].tree
     assert bool(aligned.progress.ok) and distance(aligned.params, begun.params) > 1e-4
 
 
@@ -288,7 +290,7 @@ def test_texts_are_pooled_at_their_last_place() -> None:
 
 def test_the_last_layer_is_drawn_for_each_client_from_the_seed() -> None:
     def weights(seed: int) -> list[Tensor]:
-        memory = run(simulation(sage(align_epochs=0), seed=seed), 1).memory["auxiliary"]
+        memory = run(simulation(sage(align_epochs=0), seed=seed), 1).memory.auxiliary
         return [memory[j].tree.params["auxiliary.weight"] for j in range(5)]
 
     first = weights(SEED)
@@ -359,19 +361,19 @@ def test_a_client_that_comes_later_or_has_lost_its_auxiliary_model_is_sent_it() 
     sim = simulation(sage(align_interval=100), per_round=2, meters=(meter,), batching=Batching(size=3, steps=1))
     state, known, expected = sim.start(), set[int](), []
     for number in range(7):
-        before = set(state.memory["auxiliary"])
+        before = set(state.memory.auxiliary)
         if number == 5:
             sim.backend.memory.of("auxiliary").clear()
             known = set()
         state = sim.round(state)
-        taking_part = {j for j, sent in state.memory["sent"].items() if sent == number}
-        assert set(state.memory["auxiliary"]) - before <= taking_part
+        taking_part = {j for j, sent in state.memory.sent.items() if sent == number}
+        assert set(state.memory.auxiliary) - before <= taking_part
         assert not taking_part & known
         known |= taking_part
         expected += [(number, tuple(sorted(taking_part)))] if taking_part else []
     assert meter.seen == expected
     assert len(expected) >= 3 and {number for number, _ in expected} >= {0, 5}
-    aligned = {j for j, part in state.memory["auxiliary"].items() if part.tree.count}
+    aligned = {j for j, part in state.memory.auxiliary.items() if part.tree.count}
     assert aligned == set(expected[0][1])
 
 
@@ -445,7 +447,7 @@ def test_a_client_with_values_that_are_not_finite_stops_alone(engine: str, serve
     later = sim.round(state)
     assert float(later.report.tree.stopped) == 0
     for j in range(5):  # its buffer holds what came up, which the alignment takes for zeros
-        before, after = (s.memory["auxiliary"][j].tree for s in (state, later))
+        before, after = (s.memory.auxiliary[j].tree for s in (state, later))
         assert all(a.isfinite().all() for a in after.params.values())
         assert distance(after.params, before.params) > 1e-4
 
@@ -572,4 +574,4 @@ def test_a_module_of_ones_own_starts_every_client() -> None:
     state = run(simulation(sage(auxiliary=own, align_epochs=0)), 1)
     values = {name: value.detach() for name, value in own.named_parameters()}
     for j in range(5):
-        agree(state.memory["auxiliary"][j].tree.params, values, 0)
+        agree(state.memory.auxiliary[j].tree.params, values, 0)

@@ -1,5 +1,6 @@
 """Specifies HASFL's time: a round takes what the planner's equations say, and the shared server and links behave."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -170,10 +171,12 @@ def test_a_history_tells_each_rounds_seconds_and_its_straggler() -> None:
         assert record["aggregation_seconds"] == close(expected.aggregation)
         assert record["straggler"] == training.runner.job.partition.names[expected.straggler]
         assert record["plan"] == {
-            "batches": {"0": 4, "1": 7, "2": 2},
-            "cuts": {"0": 1, "1": 3, "2": 2},
+            "batches": {0: 4, 1: 7, 2: 2},
+            "cuts": {0: 1, 1: 3, 2: 2},
             "notes": (),
         }
+        written = '{"batches": {"0": 4, "1": 7, "2": 2}, "cuts": {"0": 1, "1": 3, "2": 2}, "notes": []}'
+        assert f'"plan": {written}' in json.dumps(record)
         assert "bound" not in record  # nothing is estimated for a plan that is fixed
 
 

@@ -118,16 +118,6 @@ def test_a_recalled_value_keeps_its_time() -> None:
     assert memory.recall(NAME).ready == {0: 2.5}
 
 
-def test_a_fork_knows_everything_and_changes_nothing() -> None:
-    memory = Memory()
-    Memories(memory, (0, 1)).keep(NAME, own(c0=number(1.0), c1=number(2.0)), 1)
-    fork = memory.fork()
-    assert values(fork) == {0: 1.0, 1: 2.0}
-    Memories(fork, (0, 2)).keep(NAME, own(c0=number(7.0), c2=number(8.0)), 2)
-    Memories(fork, (0,)).keep("other", own(c0=number(7.0)), 2)
-    assert values(memory) == {0: 1.0, 1: 2.0} and values(memory, "other") == {}
-
-
 def test_a_checkpoint_gives_back_the_same_with_shared_values_stored_once() -> None:
     memory = Memory()
     Memories(memory, (0, 1, 12)).keep(NAME, own(c0=number(1.0), c1=number(1.0), c12=number(2.0)), 5)

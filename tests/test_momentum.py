@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -145,19 +144,6 @@ def test_moments_that_start_over_are_no_part_of_the_state(when: str, kept: bool)
     sim = simulation(method)
     for state in (sim.start(), run(sim, 1)):
         assert ("/server/tree/moments/momentum/fc.weight" in checkpoint.pack(state)[0]) == kept
-
-
-@pytest.mark.parametrize("when", ["round", "step"])
-def test_a_state_that_still_has_moments_goes_on_without_them(when: str) -> None:
-    """As checkpoints of earlier versions do."""
-    opt = optim.sgd(0.05, momentum=0.9)
-    method = methods.build("sfl_v2", Split(resnet(), 1), opt, opt, server_opt_reset=when)
-    sim = simulation(method)
-    state = run(sim, 1)
-    part = opt.begin(state.server.tree, 1)
-    moments = {"momentum": {name: torch.ones_like(value) for name, value in part.params.items()}}
-    older = state._replace(server=replace(state.server, tree=part._replace(moments=moments, count=3)))
-    agree(methods.global_model(sim.round(older)), methods.global_model(sim.round(state)))
 
 
 @pytest.mark.parametrize(("name", "options"), [("sfl_v1", {"sync": "step"}), ("sfl_v2", {"server_opt_reset": "step"})])

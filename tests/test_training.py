@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import cutlayer
 from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_dataset, iid, natural, sgd, train
+from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods import METHODS, Method, global_model
 from cutlayer.runs import training
@@ -363,6 +364,18 @@ def test_evaluation_runs_in_eval_mode_and_leaves_the_model_alone() -> None:
     assert found["loss"] == pytest.approx(F.cross_entropy(whole(data.x), data.y).item(), rel=1e-12)
 
 
+def test_a_partition_may_hold_plain_lists() -> None:
+    x, y = blobs(12)
+    data = from_arrays(x, y)
+    lists = Partition(([0, 1, 2, 3], [4, 5, 6, 7], range(8, 12), []))  # type: ignore[arg-type]
+    arrays = Partition(tuple(np.array(c, dtype=np.int64) for c in lists.clients))
+    assert all(c.dtype == np.int64 for c in lists.clients)
+    found, expected = (
+        train(sfl(mlp()), data, partition, rounds=2, batching=Batching(size=2)) for partition in (lists, arrays)
+    )
+    agree(found.state_dict, expected.state_dict, 0)
+
+
 def test_impossible_settings_are_refused() -> None:
     data = from_arrays(*blobs())
     partition = iid(len(data), CLIENTS, key=0)
@@ -374,6 +387,14 @@ def test_impossible_settings_are_refused() -> None:
     with pytest.raises(DataError) as error:
         train(sfl(mlp()), data, partition, rounds=1, batching=BATCH, test=nothing)
     assert str(error.value) == "the test set has no samples; give at least one, or leave it out"
+
+
+@pytest.mark.parametrize("engine", [Loop, None, 7, object()])
+def test_an_engine_is_a_name_or_an_engine(engine: Any) -> None:
+    data = from_arrays(*blobs())
+    with pytest.raises(ConfigError) as caught:
+        train(sfl(mlp()), data, iid(48, CLIENTS, key=0), rounds=1, batching=BATCH, engine=engine)
+    assert str(caught.value) == f"engine is {engine!r}; give a name such as 'loop', or an engine such as Loop()"
 
 
 def test_a_training_can_be_driven_round_by_round() -> None:

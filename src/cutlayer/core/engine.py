@@ -1,7 +1,7 @@
 """The protocol of engines: they load batches, call functions and differentiate them for each client."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.sums import Weights
@@ -34,6 +34,7 @@ class Computes(Protocol):
         """Run each client's pullback on its gradient."""
 
 
+@runtime_checkable
 class Engine(Computes, Protocol):
     """Runs functions in this process. The engine decides how the values of many clients are laid out in memory."""
 

@@ -60,12 +60,6 @@ class Memory:
     def at(self, ids: tuple[int, ...]) -> Recall:
         return Memories(self, ids)
 
-    def fork(self) -> "Memory":
-        """Return a copy for a round that may be rolled back."""
-        other = Memory()
-        other._kept = {name: dict(kept) for name, kept in self._kept.items()}
-        return other
-
     def content(self) -> dict[str, Any]:
         """Return the content for a checkpoint; values that clients share are stored once."""
         content = {}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from cutlayer.core.checks import check_type
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, State
@@ -55,8 +56,9 @@ class Method(Protocol):
 def method(cls: C) -> C:
     """Make a class a method: add the defaults of what it does not declare, and forbid subclasses.
 
-    It may declare `needs`, a `Needs`, and `metrics(state)`, which returns its own figures of the last round for the
-    metrics file. A new method composes shared pieces; it never overrides a part of another method.
+    It may declare `needs`, a `Needs`; `metrics(state)`, which returns its own figures of the last round for the metrics
+    file; and `labels_leave`, whether clients may send their labels. A new method composes shared pieces; it never
+    overrides a part of another method.
     """
 
     def refuse(sub: type[Any], /, **_: Any) -> None:
@@ -66,18 +68,29 @@ def method(cls: C) -> C:
         )
 
     cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
-    defaults: dict[str, Any] = {"needs": property(lambda self: Needs()), "metrics": lambda self, state: {}}
-    for name, default in defaults.items():
-        if name not in vars(cls):
+    cls._is_method = True
+    declared = dir(cls)  # with what it inherits
+    for name, default in DEFAULTS.items():
+        if name not in declared:
             setattr(cls, name, default)
     return cls
 
 
+def _no_metrics(self: Method, state: State) -> dict[str, Any]:
+    return {}
+
+
+# What a method may declare: a class attribute, a property, a field, or inherited from a plain class.
+DEFAULTS: dict[str, Any] = {"needs": Needs(), "metrics": _no_metrics, "labels_leave": False}
+
+
 def needs_of(method: Method) -> Needs:
     """Return what a method needs of a run."""
-    if not isinstance(vars(type(method)).get("needs"), property):
-        raise ConfigError(f"{type(method).__name__} is no method yet; put @method above its @dataclass")
+    name = type(method).__name__
+    if "_is_method" not in vars(type(method)):
+        raise ConfigError(f"{name} is no method yet; put @method above its @dataclass")
     needs: Needs = method.needs  # type: ignore[attr-defined]  # the decorator supplies it
+    check_type(f"{name}.needs", needs, Needs, "such as Needs(fewest_clients=2)")
     return needs
 
 

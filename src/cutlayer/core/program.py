@@ -8,7 +8,7 @@ server can change that.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import LABELS, Kind, check_kind
@@ -39,6 +39,14 @@ def at_client(*, gives: Gives = None, passes: Raw | None = None) -> Callable[[F]
     return mark
 
 
+@runtime_checkable
+class HasLabels(Protocol):
+    """Says whether a client may send its labels: every method (`@method` has the default, no), and some pieces."""
+
+    @property
+    def labels_leave(self) -> bool: ...
+
+
 class Program:
     """The functions that a method marks for its clients, by address."""
 
@@ -47,8 +55,8 @@ class Program:
         self._parameters: dict[str, tuple[str, ...]] = {}  # names of the parameters of functions, by address
         owners = list(_owners(method, ""))
         self.functions = {prefix + name: getattr(o, name) for prefix, o in owners for name in _marked(o)}
-        # No function makes labels: the attribute `labels_leave` of a method or piece says whether they may leave.
-        self.labels: Gives = LABELS if any(getattr(o, "labels_leave", False) for _, o in owners) else None
+        # No function makes labels: each method, and each piece that has to do with them, says whether they may leave.
+        self.labels: Gives = LABELS if any(o.labels_leave for _, o in owners if isinstance(o, HasLabels)) else None
         # Bound methods compare by the identity of their object: a function of another copy is not this client's.
         self._addresses = {fn: address for address, fn in self.functions.items()}
 

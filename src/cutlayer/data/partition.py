@@ -28,6 +28,8 @@ class Partition:
     names: tuple[str, ...] = ()  # one a client; "0", "1", ... by default
 
     def __post_init__(self) -> None:
+        arrays = tuple(np.asarray(c, dtype=None if len(c) else np.int64) for c in self.clients)  # also of plain lists
+        object.__setattr__(self, "clients", arrays)
         if not self.names:
             object.__setattr__(self, "names", tuple(str(j) for j in range(len(self.clients))))
         if len(self.names) != len(self.clients):

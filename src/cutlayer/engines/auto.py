@@ -26,7 +26,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.engines.graph.engine import Graph
 from cutlayer.engines.graph.recorder import Cuda
 from cutlayer.engines.loop import Loop
-from cutlayer.engines.vmap import Vmap
+from cutlayer.engines.vmap import Unstackable, Vmap
 from cutlayer.errors import ConfigError
 from cutlayer.split import Split
 
@@ -64,6 +64,8 @@ class Elsewhere:
 def chosen(engine: str | Engine, setting: EngineSetting) -> Engine:
     """Return the engine of this name; an engine itself is returned unchanged."""
     if not isinstance(engine, str):
+        if isinstance(engine, type) or not isinstance(engine, Engine):
+            raise ConfigError(f"engine is {engine!r}; give a name such as 'loop', or an engine such as Loop()")
         return engine
     make = registry.find("engine", ENGINES, engine)
     if isinstance(make, Elsewhere):
@@ -130,8 +132,8 @@ def unstackable(setting: EngineSetting) -> str | None:
     stacked = [PerClient("clients", [Block(ids, value, stacked=True)]) for value in twice]
     try:
         Vmap().grad(loss, [shared("clients", ids, model), *stacked], ids, cut=None)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        return f"vmap cannot run this model ({reason(error)})"
+    except (Unstackable, RuntimeError, ValueError) as error:
+        return f"vmap cannot run this model ({error.why if isinstance(error, Unstackable) else reason(error)})"
     return None
 
 

@@ -1,5 +1,6 @@
 """Stack clients of equal shapes and compute them side by side with `torch.func.vmap`."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,24 @@ from torch.func import vmap
 from cutlayer.core import calculus, tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.checks import reason
-from cutlayer.core.engine import Engine, Fn, Ids
+from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient, aligned, shared
 from cutlayer.engines.base import AtOnce, alike, load_stacked
-from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.engines.out_of_memory import out_of_memory
+from cutlayer.errors import ConfigError
+
+# How torch words that vmap cannot run an operation. It has no exception of its own for that, so only the message tells
+# it from a mistake in the function.
+REFUSAL = re.compile(r"vmap|functorch|batching rule|Tensor that doesn't have storage", re.IGNORECASE)
+
+
+class Unstackable(ConfigError):
+    """A function that vmap cannot run for several clients at once."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"engine vmap cannot stack what this method computes ({why}); use engine = 'loop'")
+        self.why = why
 
 
 class Vmap(AtOnce):
@@ -38,12 +52,6 @@ class Vmap(AtOnce):
         """Stack values of equal shapes."""
         looks = {j: (tree.signature(value), _numbers(value)) for j, value in rows.items()}
         return [_stacked(ids, [rows[j] for j in ids]) for ids in alike(looks, self.chunk)]
-
-    def recover(self, error: BaseException, attempt: int) -> Engine:
-        if isinstance(error, CutlayerError) or not isinstance(error, RuntimeError | NotImplementedError | ValueError):
-            raise error
-        why = f"engine vmap cannot stack what this method computes ({reason(error)})"
-        raise ConfigError(f"{why}; use engine = 'loop'") from error
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         return [self._call(fn, group, blocks) for group, blocks in aligned(values, ids)]
@@ -109,7 +117,10 @@ def _together(value: PerClient, ids: Ids) -> torch.Tensor:
 
 
 def side_by_side(fn: Fn, trees: Sequence[Tree], stacked: Sequence[bool]) -> Tree:
-    """Map fn over the leading axis of the stacked trees; their plain numbers and Nones are the same for all rows."""
+    """Map fn over the leading axis of the stacked trees; their plain numbers and Nones are the same for all rows.
+
+    An operation that vmap cannot run raises `Unstackable`; other errors of fn come through as they are.
+    """
     flat = [tree.tensors(t) for t in trees]
     dims = tuple(0 if s else None for s, tensors in zip(stacked, flat, strict=True) for _ in tensors)
     shape: list[Tree] = []
@@ -120,5 +131,10 @@ def side_by_side(fn: Fn, trees: Sequence[Tree], stacked: Sequence[bool]) -> Tree
         shape.append(out)
         return tuple(tree.tensors(out))
 
-    outputs = iter(vmap(over_tensors, in_dims=dims)(*(a for tensors in flat for a in tensors)))
+    try:
+        outputs = iter(vmap(over_tensors, in_dims=dims)(*(a for tensors in flat for a in tensors)))
+    except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        if out_of_memory(error) or not REFUSAL.search(str(error)):
+            raise
+        raise Unstackable(reason(error)) from error
     return tree.map(lambda _: next(outputs), shape[-1])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,10 +13,11 @@ from cutlayer.core.method import method
 from cutlayer.core.places import Clients, Step
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Grads, Part, Progress, State
+from cutlayer.core.tree import storable
 from cutlayer.core.values import Held, PerClient, united
 from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform, adam
-from cutlayer.pieces.auxiliary import Alignment, Auxiliary, FirstUnits, Given, Net, appended
+from cutlayer.pieces.auxiliary import Alignment, Auxiliary, Buffer, FirstUnits, Given, Net, appended
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Arrived, in_turns
 from cutlayer.pieces.report import report
@@ -25,9 +26,19 @@ from cutlayer.pieces.start import refuse_joint_norm, refuse_u_shape, with_one_se
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 
-Memory = dict[str, dict[int, Any]]
-
 KEPT = "auxiliary"  # the name under which clients keep it; its version is the round in which it was sent
+
+
+@storable
+class SageMemory(NamedTuple):
+    """What the server keeps of each client between rounds."""
+
+    auxiliary: dict[int, Held[Part]]
+    buffer: dict[int, Held[Buffer]]
+    sent: dict[int, int]  # the round in which the client was last sent its auxiliary model, unless aligned since
+
+
+SageState = State[SageMemory]
 
 
 @method
@@ -62,15 +73,15 @@ class FslSage:
     def alignment(self) -> Alignment:
         return Alignment(auxiliary=self.auxiliary, opt=self.align_opt)
 
-    def start(self, server: Server, fed: Fed) -> State:
+    def start(self, server: Server, fed: Fed) -> SageState:
         state = with_one_server(self.model, self.server_opt, server, fed)
-        return state._replace(memory={"auxiliary": {}, "buffer": {}, "sent": {}})
+        return state._replace(memory=SageMemory({}, {}, {}))
 
-    def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
+    def round(self, state: SageState, clients: Clients, server: Server, fed: Fed) -> SageState:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
         s = server.do(self.server_opt.resume, state.server, state.round)
         progress = dict.fromkeys(clients.ids, s.progress)
-        memory = {name: dict(by_client) for name, by_client in state.memory.items()}
+        memory = SageMemory._make(by_client.copy() for by_client in state.memory)
         for step in clients.steps():
             z, pull = step.active.vjp(self.client.forward, c, step.x, step.key)
             if step.number % self.server_interval == 0:
@@ -96,34 +107,34 @@ class FslSage:
         """Take one step of the server-side model for one client."""
         return self.server_opt.step(part._replace(progress=progress), grads)
 
-    def remember(self, step: Step, server: Server, memory: Memory, arrived: Arrived) -> None:
+    def remember(self, step: Step, server: Server, memory: SageMemory, arrived: Arrived) -> None:
         """Append what came up to each client's buffer; a new client gets an auxiliary model."""
         for j in step.active.ids:
             z, y = server.pick(arrived.z, j), server.pick(arrived.y, j)
-            before = [memory["buffer"][j]] if j in memory["buffer"] else []
-            memory["buffer"][j] = server.do(partial(appended, self.buffer), z, y, *before)
-            if j not in memory["auxiliary"]:
+            before = [memory.buffer[j]] if j in memory.buffer else []
+            memory.buffer[j] = server.do(partial(appended, self.buffer), z, y, *before)
+            if j not in memory.auxiliary:
                 model = server.do(self.net.start, z, keys.fold(step.active.key, "auxiliary", j))
-                memory["auxiliary"][j] = server.do(self.align_opt.begin, model, 0)
+                memory.auxiliary[j] = server.do(self.align_opt.begin, model, 0)
 
-    def align(self, round: int, clients: Clients, server: Server, s: Held, memory: Memory) -> None:
+    def align(self, round: int, clients: Clients, server: Server, s: Held, memory: SageMemory) -> None:
         """Train each client's auxiliary model towards the server's gradient at the cut, on the client's buffer."""
         key = server.rows({j: server.hold(keys.fold(clients.key, "align", j)) for j in clients.ids})
-        buffer, a = (server.rows({j: memory[name][j] for j in clients.ids}) for name in ("buffer", "auxiliary"))
+        buffer, a = (server.rows({j: kept[j] for j in clients.ids}) for kept in (memory.buffer, memory.auxiliary))
         target = server.each(self.alignment.target, s, buffer, key)
         a = server.each(self.align_opt.resume, a, round)
         for _ in range(self.align_epochs):
             a = server.each(self.alignment.step, a, buffer, target, key)
         for j in clients.ids:
-            memory["auxiliary"][j] = server.pick(a, j)
-            memory["sent"].pop(j, None)
+            memory.auxiliary[j] = server.pick(a, j)
+            memory.sent.pop(j, None)
 
-    def hand_out(self, round: int, clients: Clients, server: Server, memory: Memory) -> PerClient:
+    def hand_out(self, round: int, clients: Clients, server: Server, memory: SageMemory) -> PerClient:
         """Return each client's auxiliary model; send it to clients that do not hold the current one."""
-        held, sent = clients.memory.versions(KEPT), memory["sent"]
+        held, sent = clients.memory.versions(KEPT), memory.sent
         holding = clients.only(tuple(j for j in clients.ids if j in held and held[j] == sent.get(j)))
         others = clients.only(tuple(j for j in clients.ids if j not in holding.ids))
-        rows = server.rows({j: memory["auxiliary"][j].model for j in others.ids})
+        rows = server.rows({j: memory.auxiliary[j].model for j in others.ids})
         sent.update(dict.fromkeys(others.ids, round))
         new = others.memory.keep(KEPT, others.down(AUXILIARY, rows), round)
         return united(new, holding.memory.recall(KEPT))

@@ -243,8 +243,7 @@ class Hasfl:
     def metrics(self, state: HasflState) -> dict[str, Any]:
         plan = state.memory.plan
         assert plan is not None  # a round has been played
-        batches, cuts = ({str(j): value for j, value in values.items()} for values in (plan.batches, plan.cuts))
-        found: dict[str, Any] = {"plan": {"batches": batches, "cuts": cuts, "notes": plan.notes}}
+        found: dict[str, Any] = {"plan": {"batches": dict(plan.batches), "cuts": dict(plan.cuts), "notes": plan.notes}}
         if state.memory.estimates is not None:
             bound = self.bound(state.memory.estimates.tree, state.round - 1)
             arrays = {"noise": bound.noise.tolist(), "slope": bound.slope.tolist()}

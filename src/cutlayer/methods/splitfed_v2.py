@@ -8,7 +8,7 @@ from cutlayer.core.kinds import MODEL, SETTINGS
 from cutlayer.core.method import PYTHON_ONLY, Needs, method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
-from cutlayer.core.state import Grads, Model, Part, Progress, State
+from cutlayer.core.state import Grads, Part, Progress, State
 from cutlayer.core.values import Held
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
@@ -61,7 +61,8 @@ class SplitFedV2:
 
     def round(self, state: State, clients: Clients, server: Server, fed: Fed) -> State:
         c = clients.do(self.client.begin, clients.down(MODEL, state.client), clients.down(SETTINGS, state.round))
-        s = server.do(self.enter, state.server, state.round)
+        begin = self.server_opt.resume if self.server_opt_reset == "never" else self.server_opt.begin
+        s = server.do(begin, state.server, state.round)
         progress = dict.fromkeys(clients.ids, s.progress)
         for group in self._groups(clients):
             for step in group.steps(count=self.interval):
@@ -88,12 +89,6 @@ class SplitFedV2:
     def kept(self, s: Held) -> Held:
         """Return what the server keeps between rounds: its model, and its moments unless they are reset."""
         return s if self.server_opt_reset == "never" else s.model
-
-    def enter(self, kept: Part | Model, round: int) -> Part:
-        """Return the server's part at the start of a round."""
-        if isinstance(kept, Part) and self.server_opt_reset == "never":
-            return self.server_opt.resume(kept, round)
-        return self.server_opt.begin(kept.model, round)
 
     def turn(self, part: Part, progress: Progress, grads: Grads) -> Part:
         """Take one step of the server-side model for one client."""

@@ -167,10 +167,6 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
         return _started(run, folder, make, hold, overwrite=True)
     content, manifest = folder.store.load()
     run = _checked(manifest["config"], run, folder)
-    if "rounds" not in content:
-        raise CheckpointError(
-            f"{folder.path} was begun by an earlier version of cutlayer and cannot go on; start over with --overwrite"
-        )
     done = content["state"].round
     training = make(run)
     content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
-import numpy as np
-
 from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
 from cutlayer.core.engine import Engine
@@ -158,7 +156,7 @@ class LocalBackend:
 def _check_partition(partition: Partition, num_samples: int) -> None:
     if not len(partition):
         raise PartitionError("the partition has no clients; deal the data to at least one")
-    for name, index in zip(partition.names, map(np.asarray, partition.clients), strict=True):
+    for name, index in zip(partition.names, partition.clients, strict=True):
         if len(index) and index.dtype.kind not in "iu":
             raise PartitionError(f"client {name} holds indices of type {index.dtype}; give the numbers of its samples")
         wrong = index[(index < 0) | (index >= num_samples)]

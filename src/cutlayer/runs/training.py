@@ -257,7 +257,7 @@ def train(
             graph.
         seed: of everything random: clients, batches, dropout. The initial weights are those of the model.
         precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
-            everything that is stored or sent stays float32. See `cutlayer.precision`.
+            everything that is stored or sent stays float32. See `cutlayer.core.precision`.
         meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
         devices: how fast each client is; with them every record has the simulated time. See `Devices`.
         augment: random changes of the training images; none by default.
