@@ -140,7 +140,7 @@ def _finish(training: Training, folder: Folder) -> None:
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
     """Return a training before its first round, and the run with its engines resolved; write the first files."""
     training = make(run)  # before any file is touched, so a mistake in the run changes nothing
-    run = _with_engines_of(training.runner.backend.resolved, run)
+    run = with_engines_of(training.runner.backend.resolved, run)
     with writing("the run", folder.path, START_AGAIN):
         folder.path.mkdir(parents=True, exist_ok=True)
         hold()
@@ -157,7 +157,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     """Return the training of a run as its newest checkpoint left it, and the run with its engines resolved."""
     if not folder.store.rounds():
         then = folder.run()
-        run = _with_engines_of(config.as_dict(then), run)
+        run = with_engines_of(config.as_dict(then), run)
         _check_same(config.as_dict(then), run, folder)
         done = len(folder.history())
         if done > then.checkpoint_every:
@@ -167,7 +167,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
             )
         return _started(run, folder, make, hold, overwrite=True)
     content, manifest = folder.store.load()
-    run = _with_engines_of(manifest["config"], run)
+    run = with_engines_of(manifest["config"], run)
     _check_same(manifest["config"], run, folder)
     if "rounds" not in content:
         raise CheckpointError(
@@ -191,7 +191,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     return training, run
 
 
-def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
+def with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
     """Return the run with `auto` replaced by the engines that it was resolved to before."""
     return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
 
