@@ -198,6 +198,13 @@ def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
+def test_seeds_on_different_engines_are_one_group(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.5])  # as written before engines were resolved
+    left(tmp_path, replace(FEDAVG, engine="vmap", server_engine="loop"), [0.5], seed=1)
+    (group,) = alone(report.compare(report.find([tmp_path]))).groups
+    assert [t.run.seed for t in group.trials] == [0, 1]
+
+
 def test_the_same_run_with_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
     left(tmp_path / "a", FEDAVG, [0.5])
     left(tmp_path / "b", FEDAVG, [0.5])
