@@ -314,7 +314,8 @@ def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> N
     sgd = Choice("sgd", {"lr": 0.1, "momentum": 0.9})
     changed = replace(BASE, name="table@0.1/images/fedavg", clients=10, rounds=2, engine="loop", optimiser=sgd)
     left(tmp_path, changed, [0.2, 0.5], seed=3)
-    left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10), [0.2, 0.5])
+    watched = {"engine": "ray", "server_engine": "loop", "meters": ("memory",)}
+    left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10, **watched), [0.2, 0.5])
     panel = alone(report.compare(report.find([tmp_path])))
     assert panel.departures == (
         "clients 10 instead of 100",
