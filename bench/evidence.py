@@ -17,7 +17,7 @@ from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
-from cutlayer.runs.run import MAY_CHANGE, ends
+from cutlayer.runs.run import MAY_CHANGE, ends, with_engines_of
 from cutlayer.runs.training import Record
 
 QUEUE = Path(__file__).with_name("evidence.toml")
@@ -144,8 +144,8 @@ def _partial(folder: Folder) -> bool:
 
 
 def holding(run: Run, known: Sequence[tuple[Folder, Run]]) -> list[Folder]:
-    """The folders whose run serves this one."""
-    return [folder for folder, trained in known if serves(trained, run)]
+    """The folders whose run serves this one; an engine that is asked for as `auto` is the one chosen there."""
+    return [f for f, trained in known if serves(trained, with_engines_of(config.as_dict(trained), run))]
 
 
 def furthest(folders: Iterable[Folder]) -> Folder | None:

@@ -47,7 +47,7 @@ from cutlayer.results.trials import load
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder, read_lines, write
-from cutlayer.runs.run import difference, environment, execute
+from cutlayer.runs.run import difference, environment, execute, with_engines_of
 from cutlayer.runs.training import Record, Training
 
 NONE = "–"
@@ -315,7 +315,8 @@ def check_same(folder: Folder, run: Run) -> None:
     """A folder answers only for the run that it holds, of whatever length."""
     if not folder.config.exists():
         return
-    found = difference(config.as_dict(folder.run()), run)
+    there = config.as_dict(folder.run())
+    found = difference(there, with_engines_of(there, run))
     if found:
         raise ConfigError(f"{folder.path} holds another run: {found}; ask for it as it is, or choose another --runs")
 

@@ -139,6 +139,13 @@ def test_an_equal_run_goes_on_under_its_own_name(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_folder_holds_a_run_whose_engine_was_chosen_there(tmp_path: Path) -> None:
+    asked, trained, folder = Run(), Run(engine="vmap", server_engine="loop"), Folder(tmp_path)
+    assert evidence.holding(asked, [(folder, trained)]) == [folder]
+    assert evidence.holding(replace(asked, engine="loop"), [(folder, trained)]) == []
+    assert evidence.distinct([asked, trained]) == [asked, trained]  # where nothing is trained yet
+
+
 # -- the next run ------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Runs that are trained within a time limit: they end cleanly, go on to the same numbers, and are packed small."""
 
 import json
+import shutil
 import sys
 import tarfile
 from dataclasses import replace
@@ -24,7 +25,7 @@ def kept(tmp_path: Path) -> Folder:
     (run,) = (run for run in recipes.runs("digits") if run.name == RUN)
     folder = Folder(tmp_path / RUN / "seed-0")
     folder.path.mkdir(parents=True)
-    folder.config.write_text(config.dumps(replace(run, rounds=4, checkpoint_every=5)))
+    folder.config.write_text(config.dumps(replace(run, rounds=4, checkpoint_every=5, engine="vmap")))
     rounds = range(1, 5)
     records = [{"round": n, "samples": 64 * n, "bytes": {}, "test_accuracy": n / 10} for n in rounds]
     times = [{"round": n, "seconds": 60.0 if n in (1, 3) else 0.5} for n in rounds]
@@ -57,6 +58,23 @@ def test_a_run_that_ran_out_of_time_goes_on_to_the_same_numbers(
     train(tmp_path / "halted", RUN)
     said = capsys.readouterr().out
     assert said.startswith("digits/fedavg: 4 of 4 rounds, best ") and "; finished before\n" in said
+
+
+def test_a_run_on_an_engine_that_was_chosen_for_it_is_skipped_or_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--engine", "auto", f"{RUN}:2")
+    folder = train(tmp_path, *words)
+    assert folder.run().engine == "vmap"
+    capsys.readouterr()
+    train(tmp_path, *words)
+    assert "; finished before\n" in capsys.readouterr().out
+    train(tmp_path, "--engine", "auto", f"{RUN}:3")
+    assert "digits/fedavg: from round 3 to 3\n" in capsys.readouterr().out
+    folder.metrics.unlink()  # as of a run that was stopped in its first round
+    shutil.rmtree(folder.store.folder)
+    train(tmp_path, *words)
+    assert "digits/fedavg: from round 1 to 2\n" in capsys.readouterr().out
 
 
 def test_no_run_is_begun_without_time_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +155,7 @@ def test_the_advice_is_in_the_words_of_this_script(tmp_path: Path, capsys: pytes
     ("words", "difference"),
     [
         ("--set optimiser.lr=0.5", "optimiser.lr is 0.1 there and 0.5 here"),
-        ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'auto' there and 'loop' here"),
+        ("--set clients=3 --engine loop", "clients is 20 there and 3 here, engine is 'vmap' there and 'loop' here"),
     ],
 )
 def test_a_folder_that_holds_another_run_is_refused(

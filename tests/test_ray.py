@@ -18,18 +18,20 @@ import torch
 from conftest import SEED, agree, clients_of, fit_for, images, resnet, run, simulation
 from in_process import deployment
 from test_engines_agree import CASES, HETEROGENEOUS, ONE_OF_EACH, OPTIMISERS, Outcome, must_agree, on_loop, outcome
+from test_rounds import Count, Stumbling, played
 from torch import nn
 
 from cutlayer import methods, optim, plugins
 from cutlayer.core.batches import Batching
 from cutlayer.core.method import Method
 from cutlayer.data.arrays import from_arrays
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, CutlayerError
 from cutlayer.remote.device.worker import WorkError
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.ray import cluster as ray_cluster
 from cutlayer.remote.ray.backend import RayBackend
 from cutlayer.remote.ray.dispatch import Dispatch
+from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.run import Folder, execute
@@ -152,6 +154,9 @@ def test_an_address_at_which_there_is_no_cluster_is_told_of(monkeypatch: pytest.
 # -- the numbers -----------------------------------------------------------------------------------------------------
 
 
+STACKED = ("smofi", "mergesfl", "hosfl", "sfl_v2")
+
+
 def on_ray(case: str, shape: str = "two-part", **options: Any) -> Outcome:
     return outcome(case, "momentum", shape, torch.float64, engine="ray", **options)
 
@@ -164,6 +169,12 @@ def test_a_round_on_ray_gives_the_loop_engines_numbers(cluster: None) -> None:
 @pytest.mark.parametrize("case", [*ONE_OF_EACH.values(), "hasfl planned", "smofi random cut"])
 def test_every_method_on_ray_gives_the_loop_engines_numbers(case: str, cluster: None) -> None:
     must_agree(on_ray(case), on_loop(case, "momentum", "two-part", torch.float64), 0.0)
+
+
+@pytest.mark.parametrize("case", ["sfl_v1", *(pytest.param(case, marks=pytest.mark.slow) for case in STACKED)])
+def test_servers_that_stack_on_ray_give_the_loop_engines_numbers(case: str, cluster: None) -> None:
+    there = on_ray(case, server_engine="vmap")
+    must_agree(there, on_loop(case, "momentum", "two-part", torch.float64), 1e-11)
 
 
 @pytest.mark.slow
@@ -226,6 +237,42 @@ def test_ray_keeps_no_simulated_clock_and_says_so(cluster: None, caplog: pytest.
     sim = simulation(method_of("fedavg"), engine="ray", devices=HETEROGENEOUS)
     assert sim.clock is None and sim.engine_name == "ray"
     assert [r.getMessage() for r in caplog.records] == ["engine ray keeps no simulated clock"]
+
+
+# -- rounds that fail -------------------------------------------------------------------------------------------------
+
+
+class StumblingServer(Stumbling):
+    """Fails once when a server computes its second gradients, and can be retried."""
+
+    def grad(self, *args: Any, **options: Any) -> Any:
+        self.batches += 1
+        if self.batches == 2:
+            raise RuntimeError("stumbled")
+        return super().grad(*args, **options)
+
+
+@pytest.mark.parametrize("case", ["sfl_v1", pytest.param("hosfl", marks=pytest.mark.slow)])
+def test_a_failed_round_leaves_no_trace_on_ray(case: str, cluster: None) -> None:
+    batching, server = CASES[case].batching, StumblingServer()
+    clean = simulation(method_of(case), batching=batching, engine="loop", meters=(Count(),))
+    there = simulation(method_of(case), batching=batching, engine="ray", server_engine=server, meters=(Count(),))
+    expected, found = played(clean), played(there)
+    assert server.failures == 1
+    must_agree(Outcome(found[0], there.ledger), Outcome(expected[0], clean.ledger), 0.0)
+    assert found[1]["meter 1"] == expected[1]["meter 1"] and found[1]["meter 1"]["crossings"] > 0
+
+
+def test_only_attempts_in_which_every_client_was_lost_count_as_lost(cluster: None) -> None:
+    """Two losses in the round before, and retries of the engine, are none of this round's three."""
+    there = simulation(method_of("sfl_v1"), engine="ray", server_engine=StumblingServer())
+    lost, stumbled = AllClientsLost("round 1: every client is lost"), RuntimeError("stumbled")
+    for attempt in (1, 2):
+        there.backend.recover(lost, attempt)
+    for attempt, error in enumerate((stumbled, lost, stumbled, stumbled, lost), start=1):
+        there.backend.recover(error, attempt)
+    with pytest.raises(CutlayerError, match=r"^round 1: every client is lost, 3 times; Ray's own logs may tell why$"):
+        there.backend.recover(lost, 6)
 
 
 # -- actors that die -------------------------------------------------------------------------------------------------

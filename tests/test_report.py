@@ -198,6 +198,13 @@ def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
+def test_seeds_on_different_engines_are_one_group(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.5])  # as written before engines were resolved
+    left(tmp_path, replace(FEDAVG, engine="vmap", server_engine="loop"), [0.5], seed=1)
+    (group,) = alone(report.compare(report.find([tmp_path]))).groups
+    assert [t.run.seed for t in group.trials] == [0, 1]
+
+
 def test_the_same_run_with_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
     left(tmp_path / "a", FEDAVG, [0.5])
     left(tmp_path / "b", FEDAVG, [0.5])
@@ -307,7 +314,8 @@ def test_runs_that_are_not_the_papers_say_so(table: Recipe, tmp_path: Path) -> N
     sgd = Choice("sgd", {"lr": 0.1, "momentum": 0.9})
     changed = replace(BASE, name="table@0.1/images/fedavg", clients=10, rounds=2, engine="loop", optimiser=sgd)
     left(tmp_path, changed, [0.2, 0.5], seed=3)
-    left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10), [0.2, 0.5])
+    watched = {"engine": "ray", "server_engine": "loop", "meters": ("memory",)}
+    left(tmp_path, replace(RUNS["split"], name="table@0.1/images/split", clients=10, **watched), [0.2, 0.5])
     panel = alone(report.compare(report.find([tmp_path])))
     assert panel.departures == (
         "clients 10 instead of 100",

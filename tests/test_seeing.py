@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from cutlayer.errors import ConfigError
-from cutlayer.remote.monitor.logs import event, structured
+from cutlayer.remote.monitor.logs import event, printable, structured
 from cutlayer.remote.monitor.prometheus import serve_metrics
 from cutlayer.remote.monitor.status import STATES, Board, ClientStatus
 from cutlayer.remote.monitor.table import LiveTable
@@ -362,6 +362,24 @@ class TestLog:
         assert json.loads(first)["client"] == SHOWN
         assert json.loads(second)["message"] == f"refused: {SHOWN}"
         assert "\x1b" not in first + second
+
+    def test_texts_from_devices_are_cut_and_lose_their_control_characters(self) -> None:
+        assert printable("x" * 200) == "x" * 200
+        assert printable("x" * 10**6) == "x" * 199 + "…"
+        assert len(printable("\x00" * 10**6)) == 200
+        assert printable("Zoë 你好 \ud800\x9b") == "Zoë 你好 \\ud800\\x9b"
+
+    def test_an_error_keeps_its_traceback_in_its_line(self) -> None:
+        stream = io.StringIO()
+        with lines(stream):
+            try:
+                raise ValueError(FORGED)
+            except ValueError as error:
+                LOG.error("failed", exc_info=True, extra={"fields": {"error": error, "message": "forged"}})
+        found = json.loads(stream.getvalue())
+        assert (found["message"], found["error"]) == ("failed", SHOWN)
+        assert found["traceback"][0] == "Traceback (most recent call last):"
+        assert stream.getvalue().count("\n") == 1
 
     def test_no_tensor_is_logged(self) -> None:
         stream = io.StringIO()

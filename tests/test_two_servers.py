@@ -15,7 +15,9 @@ from two_servers import Halves, Said, trained_apart
 from cutlayer.core import tree
 from cutlayer.errors import CheckpointError
 from cutlayer.remote.protocol.messages import Answer, SavedRounds, Sent, Work
+from cutlayer.remote.server.exchange import FedValues
 from cutlayer.remote.server.peer import Peer
+from cutlayer.remote.server.sessions import ClientSession, Sessions
 from cutlayer.runs.folder import Folder
 
 QUICK = ("fedavg", "fednag", "sl", "hosfl", "mu_splitfed", "hasfl own cuts")
@@ -78,6 +80,36 @@ def test_a_client_sends_each_kind_only_to_its_home() -> None:
 
 
 # -- the newest round that both servers have ---------------------------------------------------------------------------
+
+
+def test_a_new_session_gets_all_values_of_the_attempt_again() -> None:
+    sessions, sent = Sessions(), []
+
+    def rejoin() -> None:
+        def send(message: Any, tensors: Any) -> int:
+            sent.append((session.number, message.token, message.number, message.numbers))
+            return 10
+
+        session = ClientSession(
+            client=3,
+            name="3",
+            number=sessions.new_session(),
+            samples=1,
+            kept=(),
+            transmit=send,
+            close=lambda reason: None,
+        )
+        sessions.join(session)
+
+    values = FedValues(sessions, token=7)
+    assert (values.add(3, 0.5), values.send(3)) == (1, 0)  # it is not there
+    rejoin()
+    assert (values.send(3), values.send(3)) == (10, 0)  # once in a session
+    assert (values.add(3, 1.5), values.send(3)) == (2, 10)
+    rejoin()
+    assert values.send(3) == 20
+    assert [one[1:] for one in sent] == [(7, 1, (0.5,)), (7, 2, (1.5,))] * 2
+    assert [one[0] - sent[0][0] for one in sent] == [0, 0, 1, 1]
 
 
 def beside(rounds: tuple[int, ...]) -> Peer:

@@ -25,6 +25,7 @@ from cutlayer.remote.protocol.messages import (
 )
 from cutlayer.remote.tensors import wire
 from cutlayer.remote.tensors.packing import DTYPES, num_bytes
+from cutlayer.remote.tensors.trees import build, sendable
 from cutlayer.remote.tensors.wire import CHUNK, PREFIX, Decoder, encode
 
 grpc = pytest.importorskip("grpc")
@@ -272,6 +273,32 @@ def test_a_wrong_message_is_refused_with_its_reason(raw: bytes, reason: str) -> 
     with pytest.raises(WireError) as error:
         decoder.feed(encode(ANSWER)[0])
     assert str(error.value) == f"nothing more is read here, because an earlier message was refused: {reason}"
+
+
+UNKNOWN = "which this version of cutlayer does not know"
+
+
+@pytest.mark.parametrize(
+    ("skeleton", "reason"),
+    [
+        ("text", "a skeleton is none of those that a value can have"),
+        (["tuple", ["text"]], "a skeleton is none of those that a value can have"),
+        (["list", ["number"]], f"it holds a list, {UNKNOWN}"),
+        (["x" * 10**5, []], f"it holds a {'x' * 199}…, {UNKNOWN}"),
+        (["Model", ["x" * 10**5], [None]], f"it holds a Model({'x' * 193}…, {UNKNOWN}"),
+        (["Model", ["x"] * 10**5, [None]], f"it holds a Model({('x, ' * 65)[:193]}…, {UNKNOWN}"),
+    ],
+)
+def test_a_tree_of_another_kind_is_refused_with_a_short_reason(skeleton: Any, reason: str) -> None:
+    with pytest.raises(WireError) as error:
+        build(skeleton, lambda: 1.0, lambda: torch.ones(1))
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize("value", [[1.0], {"a": ([torch.ones(1)],)}])
+def test_a_list_is_not_sent(value: Any) -> None:
+    with pytest.raises(WireError, match=r"^a list cannot travel; only tensors, numbers, dicts and tuples of them can$"):
+        sendable(1, 1, value)
 
 
 def test_the_limit_is_asked_anew_for_every_message() -> None:

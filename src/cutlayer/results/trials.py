@@ -248,10 +248,10 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 
 def _same_but_seed(a: Run, b: Run) -> bool:
-    """Whether two runs are the same but for the seed, their length (a run may be continued) and their checkpoints."""
+    """Whether two runs differ only in seed, length (a run may be continued), checkpoints and engines."""
     alike: dict[str, Any] = {
         "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
-        "checkpoint_every": 1,
+        "checkpoint_every": 1, "engine": "auto", "server_engine": "auto",
     }  # fmt: skip
     return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))
 

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,6 @@ from cutlayer.errors import CheckpointError
 
 log = logging.getLogger("cutlayer")
 
-Skeleton = Any
-
 FORMAT = "2"  # of the files; others are refused
 KEEP = 2  # how many checkpoints a run keeps: the newest
 HELD = (Tensor, bool, int, float, str, dict, list, tuple)
@@ -36,7 +34,7 @@ HELD = (Tensor, bool, int, float, str, dict, list, tuple)
 _PARTIAL = ".partial"
 
 
-def pack(tree: Tree) -> tuple[Tensors, Skeleton]:
+def pack(tree: Tree) -> tuple[Tensors, dict[str, Any]]:
     """Return the tensors of a tree by their paths, and the rest of it as JSON values."""
     structure, leaves = flatten(tree)
     found = list(zip(_paths(structure, ""), leaves, strict=True))
@@ -49,7 +47,7 @@ def pack(tree: Tree) -> tuple[Tensors, Skeleton]:
     return tensors, {"structure": encode(structure), "leaves": [_stripped(path, leaf) for path, leaf in found]}
 
 
-def unpack(tensors: Tensors, skeleton: Skeleton) -> Tree:
+def unpack(tensors: Tensors, skeleton: Mapping[str, Any]) -> Tree:
     """Return the tree that `pack` took apart."""
     try:
         structure = decode(skeleton["structure"])

@@ -140,7 +140,7 @@ def _finish(training: Training, folder: Folder) -> None:
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
     """Return a training before its first round, and the run with its engines resolved; write the first files."""
     training = make(run)  # before any file is touched, so a mistake in the run changes nothing
-    run = _with_engines_of(training.runner.backend.resolved, run)
+    run = with_engines_of(training.runner.backend.resolved, run)
     with writing("the run", folder.path, START_AGAIN):
         folder.path.mkdir(parents=True, exist_ok=True)
         hold()
@@ -192,7 +192,7 @@ def check_resumable(run: Run, folder: Folder) -> None:
 
 def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
     """Return the run with the engines that it began with; refuse a folder that it cannot continue."""
-    run = _with_engines_of(then, run)
+    run = with_engines_of(then, run)
     _check_same(then, run, folder)
     done = max(folder.store.rounds(), default=0)
     if done > run.rounds:
@@ -200,7 +200,7 @@ def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
     return run
 
 
-def _with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
+def with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
     """Return the run with `auto` replaced by the engines that it was resolved to before."""
     return replace(run, **{key: known[key] for key in ENGINES if key in known and getattr(run, key) == "auto"})
 

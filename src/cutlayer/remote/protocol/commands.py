@@ -8,9 +8,6 @@ from typing import Any
 
 from msgspec import Struct
 
-# None, "tensor", "number", or a list: ["dict", names, skeletons], ["tuple", skeletons], [class name, skeletons].
-Skeleton = Any
-
 
 class Command(Struct, array_like=True, frozen=True, tag=True, forbid_unknown_fields=True):
     """One command of a list."""
@@ -20,7 +17,7 @@ class Put(Command, frozen=True, tag="put"):
     """Store a value that came down; takes its numbers and tensors."""
 
     out: int
-    tree: Skeleton
+    tree: Any  # a skeleton of core/skeleton.py, without texts and lists
 
 
 class Key(Command, frozen=True, tag="key"):

@@ -1,19 +1,21 @@
 """Trees on the wire: a skeleton, which is the same at every step, then the numbers and tensors in order."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
 from cutlayer.core import tree
-from cutlayer.core.skeleton import decode, encode
+from cutlayer.core.skeleton import Skeleton, decode, encode
 from cutlayer.core.tree import Structure, Tree
 from cutlayer.errors import WireError
-from cutlayer.remote.protocol.commands import Skeleton
 from cutlayer.remote.protocol.messages import Sent
 
 MOST_DEPTH = 16
 MOST_ITEMS = 100_000  # in one skeleton
+LEAVES = {"tensor": Tensor, "number": float}
+CONTAINERS = {"tuple": tuple}  # besides dicts and storable classes
 Numbers = Callable[[], int | float]
 Tensors = Callable[[], Tensor]
 
@@ -27,7 +29,7 @@ class Flat(NamedTuple):
 
     @property
     def skeleton(self) -> Skeleton:
-        return encode(self.structure)
+        return _encoded(self.structure)
 
     def tree(self) -> Tree:
         """Return the tree."""
@@ -39,9 +41,7 @@ def flatten(value: Tree) -> Flat:
     structure, leaves = tree.flatten(value)
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *tree.NUMBERS)):
-            raise WireError(
-                f"a {type(leaf).__name__} cannot travel; only tensors, numbers, dicts and tuples of them can"
-            )
+            raise _not_sent(type(leaf))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return Flat(structure, [leaf for leaf in leaves if not isinstance(leaf, Tensor)], tensors)
 
@@ -55,7 +55,7 @@ def sendable(token: int, number: int, value: Tree) -> tuple[Sent, list[Tensor]]:
 def build(skeleton: Skeleton, number: Numbers, tensor: Tensors) -> Tree:
     """Build the tree of a skeleton, about which nothing is trusted, from numbers and tensors in order."""
     try:
-        structure = decode(skeleton, most_depth=MOST_DEPTH, most_items=MOST_ITEMS)
+        structure = decode(skeleton, leaves=LEAVES, containers=CONTAINERS, most_depth=MOST_DEPTH, most_items=MOST_ITEMS)
     except ValueError as error:
         raise WireError(str(error)) from None
     return filled(structure, number, tensor)
@@ -64,3 +64,18 @@ def build(skeleton: Skeleton, number: Numbers, tensor: Tensors) -> Tree:
 def filled(structure: Structure, number: Numbers, tensor: Tensors) -> Tree:
     """Build the tree of a structure from numbers and tensors in order."""
     return tree.fill(structure, lambda kind: tensor() if kind is Tensor else number())
+
+
+@lru_cache(1024)
+def _encoded(structure: Structure) -> Skeleton:
+    if _holds_list(structure):
+        raise _not_sent(list)
+    return encode(structure)
+
+
+def _holds_list(structure: Structure) -> bool:
+    return isinstance(structure, tuple) and (structure[0] is list or any(map(_holds_list, structure[2])))
+
+
+def _not_sent(kind: type) -> WireError:
+    return WireError(f"a {kind.__name__} cannot travel; only tensors, numbers, dicts and tuples of them can")
