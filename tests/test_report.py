@@ -198,7 +198,13 @@ def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
 
 
-def test_seeds_on_different_engines_are_one_group(tmp_path: Path) -> None:
+def test_engines_are_compared(tmp_path: Path) -> None:
+    for engine in ("loop", "vmap"):
+        left(tmp_path / engine, replace(FEDAVG, engine=engine), [0.5])
+    assert len(alone(report.compare(report.find([tmp_path]))).groups) == 2
+
+
+def test_seeds_of_older_runs_are_grouped_whatever_engine_auto_was(tmp_path: Path) -> None:
     left(tmp_path, FEDAVG, [0.5])  # as written before engines were resolved
     left(tmp_path, replace(FEDAVG, engine="vmap", server_engine="loop"), [0.5], seed=1)
     (group,) = alone(report.compare(report.find([tmp_path]))).groups

@@ -13,6 +13,7 @@ from cutlayer.runs import config, convergence
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import Converged
 from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import with_engines_of
 from cutlayer.runs.training import Record
 
 
@@ -248,11 +249,15 @@ def grouped(trials: Sequence[Trial]) -> tuple[Group, ...]:
 
 
 def _same_but_seed(a: Run, b: Run) -> bool:
-    """Whether two runs differ only in seed, length (a run may be continued), checkpoints and engines."""
+    """Whether two runs differ only in seed, length (a run may be continued) and checkpoints.
+
+    `auto` in an older run is any engine: its folder does not record the one that was chosen.
+    """
     alike: dict[str, Any] = {
         "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
-        "checkpoint_every": 1, "engine": "auto", "server_engine": "auto",
+        "checkpoint_every": 1,
     }  # fmt: skip
+    a, b = with_engines_of(config.as_dict(b), a), with_engines_of(config.as_dict(a), b)
     return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))
 
 
