@@ -25,7 +25,7 @@ class Again:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors have it
 
     def on(self, lane: int) -> AbstractContextManager[Any]:
         """Put what is computed inside on the stream of this lane."""
