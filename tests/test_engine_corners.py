@@ -15,7 +15,6 @@ from cutlayer.core.state import Part, Tensors
 from cutlayer.core.values import PerClient, shared
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
-from cutlayer.errors import CutError
 from cutlayer.meters.ledger import Ledger
 from cutlayer.methods import sfl_v1
 
@@ -98,11 +97,14 @@ class TwoInputs(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ("loop", "vmap"))
-def test_a_dict_of_inputs_cannot_cross_the_cut(engine: str) -> None:
+def test_a_dict_of_inputs_crosses_where_the_client_has_no_layer(engine: str) -> None:
     data = Arrays(x={"left": torch.ones(8, 2), "right": torch.ones(8, 2)}, y=torch.arange(8) % 3, num_classes=3)
-    method = sfl_v1(model=Split(TwoInputs(), 0), client_opt=optim.sgd(0.1), server_opt=optim.sgd(0.1))
-    with pytest.raises(CutError) as caught:
-        train(method, data, iid(8, 2, key=0), rounds=1, batching=Batching(size=2), engine=engine)
-    assert str(caught.value) == (
-        "what crosses the cut is no single tensor, but a dict of inputs; cut after the first unit"
-    )
+    found = []
+    torch.manual_seed(0)
+    net = TwoInputs()
+    for cut in (0, 1):
+        method = sfl_v1(model=Split(net, cut), client_opt=optim.sgd(0.1), server_opt=optim.sgd(0.1))
+        result = train(method, data, iid(8, 2, key=0), rounds=1, batching=Batching(size=2), engine=engine)
+        found.append(result.state_dict)
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 4
+    torch.testing.assert_close(*found)

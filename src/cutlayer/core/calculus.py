@@ -14,6 +14,8 @@ from cutlayer.core.state import Grads, Tensors
 from cutlayer.core.values import PerClient
 from cutlayer.errors import CutError, LawError
 
+Crossing = Any  # what crosses a cut: a tensor, or a dict of tensors by name
+ALONE = ""  # the name of a tensor that crosses the cut alone
 Pull = Callable[..., Grads]  # of the gradient of the output; with again=True it can be called once more
 
 
@@ -24,31 +26,51 @@ class Pullback(NamedTuple):
     clients: tuple[int, ...]
 
 
-def vjp(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> tuple[Tensor, Pull]:
+def vjp(run: Callable[..., tuple[Any, Any]], args: list[Any], cut: int | None) -> tuple[Any, Pull]:
     """Return the output of run(*args) and its pullback.
 
-    The pullback returns the gradients of the parameters of args[0], if it is a part, and of args[cut], if given.
+    The output and args[cut], if given, are tensors or dicts of them. The pullback takes the gradient of the output and
+    returns the gradients of the parameters of args[0], if it is a part, and of args[cut]. The gradient of a dict lacks
+    the entries that have none, such as a mask.
     """
     given: Tensors = getattr(args[0], "params", {})
     params = named.leaves(given)
     args = [args[0]._replace(params=params) if params else args[0], *args[1:]]
     if cut is not None:
-        args[cut] = args[cut].detach().requires_grad_()
+        args[cut] = tree.map(_differentiable, args[cut])
     with torch.enable_grad():
         out, buffers = run(*args)
-    if not isinstance(out, Tensor):
-        raise CutError("what crosses the cut is no single tensor, but a dict of inputs; cut after the first unit")
-    buffers = tree.detach(buffers)
-    inputs = [*params.values(), *([args[cut]] if cut is not None else [])]
+    outputs, buffers = by_name(out), tree.detach(buffers)
+    crossed = {} if cut is None else {k: a for k, a in by_name(args[cut]).items() if a.requires_grad}
+    inputs = [*params.values(), *crossed.values()]
 
-    def pull(gradient: Tensor, *, again: bool = False) -> Grads:
-        if not out.requires_grad:  # nothing trains here, as in an empty client
+    def pull(gradient: Any, *, again: bool = False) -> Grads:
+        known = {k: g for k, g in by_name(gradient).items() if outputs[k].requires_grad}
+        if not known:  # nothing trains here, as in an empty client
             return Grads({}, buffers)
-        found = torch.autograd.grad(out, inputs, gradient, allow_unused=True, retain_graph=again)
-        by_name = {k: g for k, g in zip(params, found, strict=False) if g is not None}
-        return Grads(named.typed(given, by_name), buffers, cut=found[-1] if cut is not None else None)
+        ends = [outputs[k] for k in known]
+        found = torch.autograd.grad(ends, inputs, list(known.values()), allow_unused=True, retain_graph=again)
+        params_found = {k: g for k, g in zip(params, found, strict=False) if g is not None}
+        at_cut = {k: g for k, g in zip(crossed, found[len(params) :], strict=True) if g is not None}
+        whole = None if cut is None else at_cut if isinstance(args[cut], dict) else at_cut.get(ALONE)
+        return Grads(named.typed(given, params_found), buffers, cut=whole)
 
-    return out.detach(), pull
+    return tree.detach(out), pull
+
+
+def by_name(value: Any) -> Tensors:
+    """Return the tensors that cross a cut by name; one that crosses alone has the name `ALONE`."""
+    if isinstance(value, Tensor):
+        return {ALONE: value}
+    if isinstance(value, dict) and all(isinstance(a, Tensor) for a in value.values()):
+        return value
+    raise CutError(
+        f"a {type(value).__name__} cannot cross the cut; let the unit below it return a tensor, or a dict of tensors"
+    )
+
+
+def _differentiable(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_(value.is_floating_point())
 
 
 def gradient(run: Callable[..., tuple[Tensor, Any]], args: list[Any], cut: int | None) -> Grads:

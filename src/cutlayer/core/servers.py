@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -229,16 +231,18 @@ class Server(Keeper):
         (same,) = at_once([self._own(rows)], self._clock.last(rows))
         return same
 
-    def concat(self, rows: PerClient[Tensor]) -> tuple[Held[Tensor], Callable[[Held[Tensor]], PerClient[Tensor]]]:
+    def concat(self, rows: PerClient[T]) -> tuple[Held[T], Callable[[Held[T]], PerClient[T]]]:
         """Return the rows as one batch, in the order of the clients, and a function that splits a batch into rows."""
         pieces = [self._engine.real(self._own(rows).row(j)) for j in rows.ids]
-        lengths = [len(p) for p in pieces]
+        ends = list(accumulate(len(tree.tensors(p)[0]) for p in pieces))
+        own = {j: slice(start, end) for j, start, end in zip(rows.ids, [0, *ends], ends, strict=False)}
 
-        def back(merged: Held[Tensor]) -> PerClient[Tensor]:
-            parts = torch.split(self._own(merged).tree, lengths)
-            return self.rows({j: replace(merged, tree=p) for j, p in zip(rows.ids, parts, strict=True)})
+        def back(merged: Held[T]) -> PerClient[T]:
+            whole = self._own(merged).tree
+            return self.rows({j: replace(merged, tree=tree.map(itemgetter(at), whole)) for j, at in own.items()})
 
-        return Held(self.place, torch.cat(pieces), stays=True, ready=self._clock.last(rows)), back
+        batch = tree.map(lambda *tensors: torch.cat(tensors), *pieces)
+        return Held(self.place, batch, stays=True, ready=self._clock.last(rows)), back
 
 
 class Ids(NamedTuple):

@@ -61,7 +61,7 @@ class Grads(NamedTuple):
     params: Tensors
     buffers: Tensors  # the running statistics after the forward pass
     loss: Tensor | None = None
-    cut: Tensor | None = None  # gradient with respect to the part's input
+    cut: Tensor | Tensors | None = None  # gradient with respect to what came across the cut
     norm2: Tensor | None = None  # joint squared norm over all parts, if the method computed it
 
 

@@ -105,15 +105,14 @@ def _stacked(ids: Ids, values: list[Tree]) -> Block:
     return Block(ids, tree.map(lambda *tensors: torch.stack(tensors), *values), stacked=True)
 
 
-def _together(value: PerClient, ids: Ids) -> torch.Tensor:
+def _together(value: PerClient, ids: Ids) -> Tree:
     """Stack the rows of these clients, with zeros for a client that was lost since."""
     for block in value.blocks:
         if block.ids == ids:
-            whole: torch.Tensor = block.wide()
-            return whole
+            return block.wide()
     rows = {j: value.at(j) for j in ids if j in value.ids}
-    absent = torch.zeros_like(next(iter(rows.values())))
-    return torch.stack([rows.get(j, absent) for j in ids])
+    absent = tree.map(torch.zeros_like, next(iter(rows.values())))
+    return tree.map(lambda *tensors: torch.stack(tensors), *(rows.get(j, absent) for j in ids))
 
 
 def side_by_side(fn: Fn, trees: Sequence[Tree], stacked: Sequence[bool]) -> Tree:

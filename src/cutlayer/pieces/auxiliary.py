@@ -150,6 +150,11 @@ class Buffer(NamedTuple):
 
 def appended(limit: int, z: Tensor, y: Tensor, old: Buffer | None = None) -> Buffer:
     """Append this batch to the buffer; beyond the limit, drop the oldest samples."""
+    if isinstance(z, dict):
+        raise ConfigError(
+            f"FSL-SAGE's auxiliary model reads one tensor at the cut, but here {', '.join(z)} cross; cut the model "
+            "where one tensor crosses"
+        )
     z, y = (z, y) if old is None else (torch.cat([old.z, z]), torch.cat([old.y, y]))
     kept: Buffer = tree.owned(Buffer(z[-limit:], y[-limit:]))
     return kept

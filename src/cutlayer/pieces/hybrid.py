@@ -1,13 +1,15 @@
 """HO-SFL's client, which never back-propagates: slopes along shared random directions, and a log to catch up from."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from cutlayer.core import directions
+from cutlayer.core import directions, tree
+from cutlayer.core.calculus import by_name
 from cutlayer.core.kinds import ACTIVATIONS, SLOPES
 from cutlayer.core.program import at_client
 from cutlayer.core.state import Grads, Model, Part, Tensors
@@ -122,8 +124,8 @@ class HybridClient:
             return self._perturbed(part._replace(buffers=buffers), x, key, seed)
 
         buffers = {name: b.expand(len(group), *b.shape) for name, b in part.buffers.items()}
-        moved: Tensor = vmap(one)(group, buffers)
-        return moved.unbind()
+        moved = vmap(one)(group, buffers)
+        return tuple(tree.map(itemgetter(k), moved) for k in range(len(group)))
 
     def _perturbed(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Tensor:
         """Return f(x; θ + μu). The part is not changed: adding and subtracting μu would leave rounding errors."""
@@ -142,4 +144,6 @@ def refuse_draws(model: Split) -> None:
 
 def _projected(gradient: Tensor, moved: Tensor, z: Tensor) -> Tensor:
     """Multiply in the tensors' own type, and sum in float64."""
-    return ((moved - z) * gradient).sum(dtype=torch.float64)
+    there, here = by_name(moved), by_name(z)
+    found = [((there[k] - here[k]) * g).sum(dtype=torch.float64) for k, g in by_name(gradient).items()]
+    return torch.stack(found).sum()

@@ -130,7 +130,7 @@ def _works(split: Split, opt: Transform, perturbations: int, overlaps: tuple[int
 def _hybrid(client: HybridClient, seeds: Tensor, part: Part, x: Any, y: Tensor) -> Part:
     z = client.forward(part, x, KEY)
     ahead = client.ahead(part, x, KEY, seeds)
-    slopes = client.slopes(part, x, KEY, seeds, z, torch.randn_like(z), ahead)
+    slopes = client.slopes(part, x, KEY, seeds, z, tree.map(torch.randn_like, z), ahead)
     del z, ahead
     return client.update(part, seeds, slopes)
 
@@ -144,6 +144,6 @@ def _zeroth(client: ZerothClient, seed: Tensor, part: Part, x: Any, y: Tensor) -
 
 def _first_order(client: SplitClient, part: Part, x: Any, y: Tensor) -> Part:
     z, pull = vjp(client.forward, [part, x, KEY], None)
-    grads = pull(torch.randn_like(z))
+    grads = pull(tree.map(torch.randn_like, z))
     del z, pull
     return client.update(part, grads)
