@@ -260,7 +260,7 @@ def test_a_model_that_draws_unannounced_is_refused_in_its_first_round() -> None:
     sim = world(hosfl(net, side_by_side=2))
     with pytest.raises(ConfigError) as caught:
         sim.round(sim.start())
-    assert str(caught.value) == DRAWS.format("rand_like")
+    assert str(caught.value) == DRAWS.format("torch.rand_like")
 
 
 # -- the benchmark -----------------------------------------------------------------------------------------------------

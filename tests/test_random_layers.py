@@ -175,6 +175,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]]
     "nn.RReLU": (nn.RReLU(0.1, 0.4), lambda x: leaky(x, 0.1, 0.4)),
     "nn.RReLU in place": (nn.RReLU(inplace=True), lambda x: leaky(x, 1 / 8, 1 / 3)),
     "torch.rrelu_": (lambda x: torch.rrelu_(x, 0.1, 0.4, training=True), lambda x: leaky(x, 0.1, 0.4)),
+    "aten.rrelu_": (lambda x: aten.rrelu_.default(x, 0.1, 0.4, True, None), lambda x: leaky(x, 0.1, 0.4)),
     "aten.rrelu": (lambda x: aten.rrelu.default(x, 0.1, 0.4, True), lambda x: leaky(x, 0.1, 0.4)),
 }
 
@@ -473,7 +474,7 @@ class Recurrent(nn.Module):
 
 OTHERS = {
     "gumbel_softmax in Gumbel": Gumbel,
-    "rand_like": Noisy,
+    "torch.rand_like": Noisy,
     "the dropout of '2.layers' (LSTM)": Recurrent,
 }
 

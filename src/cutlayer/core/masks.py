@@ -106,12 +106,12 @@ def _feature_dropout(
 
 
 def _alpha_dropout(
-    by_channel: bool, masks: Masks, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+    channels: bool, masks: Masks, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Any:
     """Keep mean and variance: what is dropped is SELU's floor, and all is scaled and shifted."""
     if not _drops(p, training) or p == 1:  # which is zero everywhere
         return NotImplemented
-    kept = masks.kept(_channels(input, 2) if by_channel else input.shape, p)
+    kept = masks.kept(_channels(input, 2) if channels else input.shape, p)
     scale = 1 / math.sqrt((SELU_FLOOR**2 * p + 1) * (1 - p))
     return _given(input, torch.where(kept, input, -SELU_FLOOR) * scale + SELU_FLOOR * scale * p, inplace)
 
@@ -123,12 +123,23 @@ def _rrelu(
     upper: float = 1 / 3,
     training: bool = False,
     inplace: bool = False,
-    generator: None = None,
 ) -> Any:
     if not training:
         return NotImplemented
     slope = (masks.uniform(input.shape) * (upper - lower) + lower).to(input.dtype)
     return _given(input, input * torch.where(input > 0, 1.0, slope), inplace)
+
+
+def _torch_rrelu(
+    inplace: bool,
+    masks: Masks,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Any:
+    return NotImplemented if generator is not None else _rrelu(masks, input, lower, upper, training, inplace)
 
 
 def _attention(
@@ -194,26 +205,38 @@ def _given(input: Tensor, out: Tensor, inplace: bool) -> Tensor:
     return input.copy_(out) if inplace else out
 
 
-def _variants(name: str) -> list[Any]:
-    """Return the functions of torch that have this name."""
-    places: tuple[Any, ...] = (F, torch, torch.ops.aten)
-    found = [getattr(place, name) for place in places if hasattr(place, name)]
-    return [*found, *(f.default for f in found if hasattr(f, "default"))]
+def _table() -> dict[Any, Replacement]:
+    """Return what replaces each function. An operator of aten is called with or without its overload."""
+    aten = torch.ops.aten
+    feature, alpha, by_channel = (
+        partial(_feature_dropout, None),
+        partial(_alpha_dropout, False),
+        partial(_alpha_dropout, True),
+    )
+    rows: list[tuple[Replacement, list[Any], list[Any]]] = [
+        (_dropout, [F.dropout, torch.dropout], [aten.dropout]),
+        (partial(_dropout, inplace=True), [torch.dropout_], [aten.dropout_]),
+        (_native_dropout, [torch.native_dropout], [aten.native_dropout]),
+        (partial(_feature_dropout, 3), [F.dropout1d], []),
+        (partial(_feature_dropout, 5), [F.dropout3d], []),
+        (feature, [F.dropout2d, torch.feature_dropout], [aten.feature_dropout]),
+        (partial(feature, inplace=True), [torch.feature_dropout_], [aten.feature_dropout_]),
+        (alpha, [F.alpha_dropout, torch.alpha_dropout], [aten.alpha_dropout]),
+        (partial(alpha, inplace=True), [torch.alpha_dropout_], [aten.alpha_dropout_]),
+        (by_channel, [F.feature_alpha_dropout, torch.feature_alpha_dropout], [aten.feature_alpha_dropout]),
+        (partial(by_channel, inplace=True), [torch.feature_alpha_dropout_], [aten.feature_alpha_dropout_]),
+        (_rrelu, [F.rrelu], []),
+        (partial(_torch_rrelu, False), [torch.rrelu], [aten.rrelu]),
+        (partial(_torch_rrelu, True), [torch.rrelu_], [aten.rrelu_]),
+        (_attention, [F.scaled_dot_product_attention], [aten.scaled_dot_product_attention]),
+        (_multi_head_attention, [F.multi_head_attention_forward], []),
+    ]
+    return {
+        function: own
+        for own, functions, operators in rows
+        for function in (*functions, *operators, *(operator.default for operator in operators))
+    }
 
 
-BY_NAME: dict[str, Replacement] = {
-    "dropout": _dropout,
-    "native_dropout": _native_dropout,
-    "feature_dropout": partial(_feature_dropout, None),
-    "dropout1d": partial(_feature_dropout, 3),
-    "dropout2d": partial(_feature_dropout, None),
-    "dropout3d": partial(_feature_dropout, 5),
-    "alpha_dropout": partial(_alpha_dropout, False),
-    "feature_alpha_dropout": partial(_alpha_dropout, True),
-    "rrelu": _rrelu,
-    "scaled_dot_product_attention": _attention,
-    "multi_head_attention_forward": _multi_head_attention,
-}
-IN_PLACE = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu")
-BY_NAME |= {f"{name}_": partial(BY_NAME[name], inplace=True) for name in IN_PLACE}
-REPLACED: dict[Any, Replacement] = {function: own for name, own in BY_NAME.items() for function in _variants(name)}
+REPLACED = _table()
+NAMES = frozenset(function.__name__.split(".")[0] for function in REPLACED)  # without the overloads of operators

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from cutlayer.core import keys
 from cutlayer.core.masks import Masks
@@ -74,7 +74,7 @@ class _Watching(TorchFunctionMode):
         before = self._states()
         made = func(*args, **(kwargs or {}))
         if self.found is None and not _equal(before, self._states()):
-            self.found = str(getattr(func, "__name__", func))
+            self.found = str(resolve_name(func) or func)
         return made
 
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 from cutlayer.core import masks
 from cutlayer.core.torch_private import BatchNorm, Dropout, children
 
-BY_KEY = frozenset(masks.BY_NAME)  # names of functions
+BY_KEY = masks.NAMES
 # fmt: off
 OTHERWISE = frozenset({
     "gumbel_softmax", "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "exponential_",
