@@ -235,7 +235,7 @@ def test_idle_counts_go_on_through_a_barrier() -> None:
 
 
 def test_every_step_of_every_client_has_its_own_key() -> None:
-    keys = [step.key.at(j) for step in steps(Batching(size=4)) for j in step.active.ids]
+    keys = [int(step.key.at(j)) for step in steps(Batching(size=4)) for j in step.active.ids]
     assert len(set(keys)) == len(keys) == 16
 
 

@@ -91,8 +91,10 @@ CASES = {
     "fsl_sage": Case("fsl_sage", {"align_epochs": 2, "server_interval": 2}),
     "splitlora": Case("splitlora", {}),
     "splitlora shared": Case("splitlora", {"mode": "shared_server", "interval": 3}),
+    "sfl_v1 random layers": Case("sfl_v1", {}),
     "mergesfl regulated": Case("mergesfl", {"seconds_per_sample": (1.0, 2.0, 1.0, 0.5, 4.0), "largest_batch": 8}),
 }
+RANDOM_LAYERS = {"sfl_v1 random layers"}  # cases whose network draws random numbers
 ONE_OF_EACH = {case.name: name for name, case in reversed(CASES.items())}  # the first case of every method
 OPTIMISERS = {
     "momentum": optim.sgd(0.05, momentum=0.9),
@@ -126,10 +128,27 @@ def plain(value: Any) -> Any:
     return tree.replace(Held, lambda held: held.tree, value)
 
 
+def net_of(case: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    return random_layers(dtype) if case in RANDOM_LAYERS else fit_for(CASES[case].name, resnet(dtype=dtype))
+
+
+def random_layers(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """Five units for square images: a leaky ReLU with random slopes, attention, and all kinds of dropout."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(1, 2), nn.Linear(4, 8), nn.RReLU(0.6, 0.9)),
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, activation="gelu", batch_first=True),
+            nn.Dropout1d(0.2),
+            nn.Sequential(nn.Linear(8, 8), nn.AlphaDropout(0.1), nn.Dropout(0.2, inplace=True)),
+            nn.Sequential(nn.Flatten(), nn.Linear(32, 10)),
+        ).to(dtype)
+
+
 def outcome(case: str, opt: str, shape: str, dtype: torch.dtype, **engine: Any) -> Outcome:
     name, options, batching = CASES[case]
     cut, head = SHAPES[shape]
-    model = Split(fit_for(name, resnet(dtype=dtype)), cut, head=head)
+    model = Split(net_of(case, dtype), cut, head=head)
     method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
     sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, **engine)
     return Outcome(run(sim), sim.ledger)
@@ -228,38 +247,23 @@ def must_agree(found: Outcome, expected: Outcome, tol: float) -> None:
     assert found.ledger.trips == expected.ledger.trips
 
 
-class Dropping(nn.Sequential):
-    """A model that draws random numbers below and above the cut."""
-
-    def __init__(self) -> None:
-        drop = [nn.Dropout(0.5), nn.Dropout(0.5)]
-        super().__init__(nn.Flatten(), nn.Linear(64, 8), drop[0], nn.Linear(8, 8), drop[1], nn.Linear(8, 10))
-
-
-@cache
-def dropping() -> Dropping:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return Dropping().double()
-
-
-def with_dropout(name: str, engine: str, seed: int = SEED) -> dict[str, Tensor]:
-    opt = optim.sgd(0.1, momentum=0.9)
-    return trained(methods.build(name, Split(dropping(), 3), opt, opt, **TOLD.get(name, {})), engine=engine, seed=seed)
-
-
-@pytest.mark.parametrize("engine", ("vmap", "auto"))
-def test_a_model_with_dropout_falls_back_to_loop_and_says_why(engine: str, caplog: pytest.LogCaptureFixture) -> None:
-    agree(with_dropout("sfl_v1", engine), with_dropout("sfl_v1", "loop"), 0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "engine loop: the model draws random numbers in training (dropout), which vmap cannot stack"
-    ]
+def trained_with(name: str, engine: str, seed: int = SEED, cut: int = 3) -> dict[str, Tensor]:
+    """The parameters of a network with random layers below and above the cut."""
+    opt = optim.sgd(0.01, momentum=0.9)
+    method = methods.build(name, Split(random_layers(), cut), opt, opt, **TOLD.get(name, {}))
+    return trained(method, engine=engine, seed=seed)
 
 
 @pytest.mark.parametrize("name", GENERAL)
-def test_dropout_is_a_function_of_the_seed(name: str) -> None:
+def test_random_layers_draw_the_same_on_vmap(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    agree(trained_with(name, "vmap"), trained_with(name, "loop"), 1e-12)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_random_layers_are_a_function_of_the_seed(name: str) -> None:
     torch.manual_seed(0)
-    first = with_dropout(name, "loop")
+    first = trained_with(name, "loop")
     torch.manual_seed(1)  # torch's own generator plays no part
-    agree(with_dropout(name, "loop"), first, 0)
-    assert distance(with_dropout(name, "loop", seed=SEED + 1), first) > 1e-3
+    agree(trained_with(name, "loop"), first, 0)
+    assert distance(trained_with(name, "loop", seed=SEED + 1), first) > 1e-3

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import clients_of, fit_for, images, resnet
-from test_engines_agree import CASES
+from test_engines_agree import CASES, RANDOM_LAYERS, random_layers
 from torch import Tensor, nn
 
 from cutlayer import methods, optim
@@ -61,7 +61,8 @@ def made(
     **options: Any,
 ) -> Simulation:
     name, given, own = CASES[case]
-    model = Split(fit_for(name, net or smooth(dtype)).to(device), 1)
+    net = net or (random_layers(dtype) if case in RANDOM_LAYERS else smooth(dtype))
+    model = Split(fit_for(name, net).to(device), 1)
     opt = optim.sgd(0.01, momentum=0.9)
     method = methods.build(name, model, opt, opt, **given)
     counts = needs_of(method).counts_steps or own.steps is not None
@@ -173,16 +174,3 @@ def test_auto_picks_graph(caplog: pytest.LogCaptureFixture) -> None:
         sim = made("smofi", torch.float32, "auto")
     assert isinstance(sim.backend.engine, Graph)
     assert caplog.messages == ["engine auto: graph; the data are on a GPU"]
-
-
-def test_dropout_runs_on_the_loop_engine(caplog: pytest.LogCaptureFixture) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(), nn.Linear(8, 10)).cuda()
-    opt = optim.sgd(0.01)
-    method = methods.build("sfl_v1", Split(net, 2), opt, opt)
-    sim = Simulation(
-        method, images(sum(SIZES), torch.float32).to("cuda"), clients_of(SIZES), batching=RAGGED, engine="graph"
-    )
-    assert sim.engine_name == "loop"
-    assert caplog.messages == [
-        "engine loop: the model draws random numbers in training (dropout), which graph cannot record"
-    ]

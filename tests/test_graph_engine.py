@@ -22,6 +22,7 @@ from test_engines_agree import (
     TOLERANCE,
     Outcome,
     must_agree,
+    net_of,
     on_loop,
 )
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ def outcome(
 ) -> Outcome:
     name, options, batching = CASES[case]
     cut, head = SHAPES[shape]
-    model = Split(fit_for(name, resnet(dtype=dtype)), cut, head=head)
+    model = Split(net_of(case, dtype), cut, head=head)
     method = methods.build(name, model, OPTIMISERS[opt], OPTIMISERS[opt], **options)
     sim = simulation(method, images(dtype=dtype), clients_of(), batching=batching, engine="loop")
     sim.backend.engine = engine = Graph(recorder or Again(CPU), slots)
@@ -54,7 +55,10 @@ def outcome(
     return found
 
 
-@pytest.mark.parametrize("case", ("fedavg", "smofi", "sl", "sfl_v2", "mergesfl", "hasfl own cuts", "hosfl", "fsl_sage"))
+@pytest.mark.parametrize(
+    "case",
+    ("fedavg", "smofi", "sl", "sfl_v2", "mergesfl", "hasfl own cuts", "hosfl", "fsl_sage", "sfl_v1 random layers"),
+)
 def test_graph_gives_the_loop_engines_numbers(case: str) -> None:
     found = outcome(case, "momentum", "two-part", torch.float64)
     must_agree(found, on_loop(case, "momentum", "two-part", torch.float64), TOLERANCE[torch.float64])
@@ -168,7 +172,7 @@ class Compiling(Again):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ONE_OF_EACH.values())
+@pytest.mark.parametrize("case", [*ONE_OF_EACH.values(), "sfl_v1 random layers"])
 def test_compiled_chains_give_the_loop_engines_numbers(
     case: str, eager: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

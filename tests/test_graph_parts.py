@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import agree, clients_of, images, resnet, run, simulation
 from test_compiling import said
-from test_engines_agree import CASES, Dropping, Outcome, must_agree
+from test_engines_agree import CASES, Outcome, must_agree
 from test_rows import OPTIMISERS, begun, gradients, laid_out, must_be, some
 from torch import Tensor
 
@@ -324,12 +324,3 @@ def test_graph_without_a_gpu_is_auto_with_a_warning(caplog: pytest.LogCaptureFix
     assert second.startswith(f"engine auto: {sim.engine_name}; ") and sim.engine_name in ("loop", "vmap")
     found = Outcome(run(sim), sim.ledger)
     must_agree(found, on_loop("sfl_v1", 2), 1e-12)
-
-
-def test_graph_with_a_model_that_draws_random_numbers_is_loop_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    opt = optim.sgd(0.05)
-    sim = simulation(methods.build("sfl_v1", Split(Dropping().double(), 3), opt, opt), engine="graph")
-    assert sim.engine_name == "loop"
-    assert said(caplog) == [
-        "engine loop: the model draws random numbers in training (dropout), which graph cannot record"
-    ]

@@ -120,7 +120,7 @@ def test_streams_give_the_loop_engines_numbers(case: str, keys: Path, pool: Pool
     ("case", "shape"),  # the variants send the same messages, which test_remote decodes for each of them
     [
         *((c, "two-part") for c in ONE_OF_EACH.values() if c not in FEW),
-        *((c, "u-shaped") for c in ("sfl_v1", "mergesfl")),
+        *((c, "u-shaped") for c in ("sfl_v1", "mergesfl", "sfl_v1 random layers")),
     ],
 )
 def test_streams_give_the_loop_engines_numbers_for_every_method(case: str, shape: str, keys: Path, pool: Pool) -> None:

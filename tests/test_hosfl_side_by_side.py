@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import agree, images, resnet, run
 from hybrid_worlds import ENGINES, PLAIN, P, hosfl, kept, same, seeds_of, smooth, states, take_turns, world
 from torch import Tensor, nn
@@ -216,17 +217,33 @@ def test_impossible_groups_are_refused(num: Any) -> None:
 
 
 DRAWS = (
-    "HO-SFL cannot make passes side by side with a model that draws random numbers in training (dropout): all passes "
-    "of a step share what is drawn, and vmap cannot stack that; leave side_by_side at 1"
+    "HO-SFL cannot make passes side by side with this model: in training, {} draws from torch's random generator, "
+    "which vmap cannot stack; leave side_by_side at 1"
 )
 
 
-def test_a_model_that_draws_is_refused() -> None:
-    net = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.5)), nn.Linear(3, 10)).double()
+def drawing(layer: nn.Module) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), layer), nn.Linear(3, 10)).double()
+
+
+class Gumbel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gumbel_softmax(x)
+
+
+def test_a_model_that_draws_from_torchs_generator_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        hosfl(net, side_by_side=2)
-    assert str(caught.value) == DRAWS
-    assert hosfl(net, side_by_side=1).side_by_side == 1
+        hosfl(drawing(Gumbel()), side_by_side=2)
+    assert str(caught.value) == DRAWS.format("gumbel_softmax in Gumbel")
+    assert hosfl(drawing(Gumbel()), side_by_side=1).side_by_side == 1
+
+
+def test_passes_side_by_side_share_the_masks_of_a_step() -> None:
+    alone, together = (world(hosfl(drawing(nn.Dropout(0.5)), side_by_side=num)) for num in (1, 2))
+    one, two = (sim.round(sim.start()) for sim in (alone, together))
+    agree(one.client.tree.model.params, two.client.tree.model.params, 1e-9)
 
 
 class Noisy(nn.Module):
@@ -243,7 +260,7 @@ def test_a_model_that_draws_unannounced_is_refused_in_its_first_round() -> None:
     sim = world(hosfl(net, side_by_side=2))
     with pytest.raises(ConfigError) as caught:
         sim.round(sim.start())
-    assert str(caught.value) == DRAWS
+    assert str(caught.value) == DRAWS.format("torch.rand_like")
 
 
 # -- the benchmark -----------------------------------------------------------------------------------------------------

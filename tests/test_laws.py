@@ -148,7 +148,7 @@ def test_a_clients_own_seed_is_no_servers_to_read(engine: str) -> None:
     for place in ("server", "fed"):
         told = refusal(lambda scene, place=place: getattr(scene, place).each(torch.neg, scene.step.own), engine)
         assert told == f"the {place} place was given a value that is at the clients"
-    assert tell(lambda scene: scene.server.each(torch.neg, scene.step.seed), engine).ledger.samples > 0
+    assert tell(lambda scene: scene.server.each(torch.neg, scene.step.key), engine).ledger.samples > 0
 
 
 # -- What clients run --------------------------------------------------------------------------------------------------

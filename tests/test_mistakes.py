@@ -277,13 +277,12 @@ def test_hidden_randomness_is_drawn_from_the_seed_as_well(
     for state, seed in ((0, SEED), (1, SEED), (1, SEED + 1)):
         torch.manual_seed(state)
         method = method_of("sfl_v1", flat(Noisy()), cut)
-        assert not method.model.random
+        assert not method.model.needs_key
         sim = simulation(method, engine=engine, seed=seed)
-        assert method.model.random
+        assert method.model.needs_key and method.model.random is None
         found.append(losses(sim))
     assert found[0] == found[1] != found[2]
-    reason = "engine loop: the model draws random numbers in training (dropout), which vmap cannot stack"
-    assert messages(caplog) == ([] if engine == "loop" else [reason] * 3)
+    assert messages(caplog) == []
 
 
 def test_a_dry_runs_findings_stay_with_the_split() -> None:
@@ -291,12 +290,12 @@ def test_a_dry_runs_findings_stay_with_the_split() -> None:
     split.rehearse(few.x, few.y)
     for other in (split.with_cut(3), pickle.loads(pickle.dumps(split))):
         whole = other.initial()[0].joined(other.initial()[1])
-        assert other.random
+        assert other.needs_key and other.random is None
         assert torch.equal(other.whole(whole, few.x, 5)[0], other.whole(whole, few.x, 5)[0])
         assert torch.equal(other.predict(whole, few.x), other.predict(whole, few.x))
     calm = Split(flat(), 1)
     calm.rehearse(few.x, few.y)
-    assert not calm.random
+    assert not calm.needs_key
 
 
 # -- models that cannot be stacked ------------------------------------------------------------------------------

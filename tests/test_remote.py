@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import SEED, clients_of, fit_for, images, resnet, run
+from conftest import SEED, clients_of, images, resnet, run
 from in_process import deployment, device, join
-from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_agree, on_loop
+from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_agree, net_of, on_loop
 from torch import Tensor
 
 from cutlayer import methods, optim
@@ -34,7 +34,7 @@ def method_of(case: str, shape: str = "two-part", device: str = "cpu") -> Method
     name, options, _ = CASES[case]
     cut, head = SHAPES[shape]
     opt = OPTIMISERS["momentum"]
-    return methods.build(name, Split(fit_for(name, resnet().to(device)), cut, head=head), opt, opt, **options)
+    return methods.build(name, Split(net_of(case).to(device), cut, head=head), opt, opt, **options)
 
 
 def remotely(case: str, shape: str, **options: Any) -> Outcome:

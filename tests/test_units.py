@@ -117,7 +117,7 @@ def test_units_keep_the_names_of_the_whole_model() -> None:
         assert sorted(named) == sorted(dict(model.named_parameters()))
 
 
-def test_random_is_true_only_where_something_draws() -> None:
+def test_a_model_needs_a_key_only_where_something_draws() -> None:
     class Own(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout(x, 0.1, self.training)
@@ -130,17 +130,37 @@ def test_random_is_true_only_where_something_draws() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.dropout(x)
 
-    def random(*modules: nn.Module) -> bool:
-        return Split(nn.Sequential(*modules), 0).random
+    def draws(module: nn.Module) -> bool:
+        split = Split(nn.Sequential(module), 0)
+        assert split.random is None
+        return split.needs_key
 
-    assert random(nn.Dropout2d(0.1)) and random(nn.RReLU()) and random(Own()) and Split(Functional(), 0).random
-    assert random(nn.MultiheadAttention(4, 2, dropout=0.1)) and random(nn.LSTM(2, 2, 2, dropout=0.1))
-    assert not random(nn.Dropout(0.0)) and not random(nn.Dropout(0.1).eval()) and not random(Quiet())
     assert (
-        not random(Own().eval())
-        and not Split(Functional().eval(), 0).random
-        and not random(nn.MultiheadAttention(4, 2))
+        draws(nn.Dropout2d(0.1)) and draws(nn.RReLU()) and draws(Own()) and draws(nn.Sequential(nn.AlphaDropout(0.1)))
     )
+    assert draws(nn.MultiheadAttention(4, 2, dropout=0.1)) and Split(Functional(), 0).needs_key
+    assert not draws(nn.Dropout(0.0)) and not draws(nn.Dropout(0.1).eval()) and not draws(Quiet())
+    assert not draws(Own().eval()) and not draws(nn.MultiheadAttention(4, 2))
+    assert not Split(Functional().eval(), 0).needs_key
+
+
+class Gumbel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gumbel_softmax(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        (nn.LSTM(2, 2, 2, dropout=0.1), "the dropout of '0' (LSTM)"),
+        (Gumbel(), "gumbel_softmax in Gumbel"),
+        (nn.Sequential(nn.Dropout(0.5), Gumbel()), "gumbel_softmax in Gumbel"),
+    ],
+)
+def test_what_only_torchs_generators_can_draw_is_named(module: nn.Module, what: str) -> None:
+    split = Split(nn.Sequential(module), 0)
+    assert split.random == what and split.needs_key
+    assert Split(nn.Sequential(module).eval(), 0).random is None
 
 
 RESNET = (

@@ -39,7 +39,12 @@ def seeds(key: int, num: int) -> Tensor:
 
 def child(seed: Tensor, number: int) -> Tensor:
     """Return the seed of a direction that is independent of its parent's and its siblings'."""
-    return mixed(mixed(seed) + (GOLDEN * (number + 1) + (1 << 63)) % (1 << 64) - (1 << 63))
+    return mixed(sibling(mixed(seed), number))
+
+
+def sibling(hashed: Tensor, number: int) -> Tensor:
+    """Return a seed of this number from a hashed seed; seeds of other numbers differ from it."""
+    return hashed + ((GOLDEN * (number + 1) + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
 def shifted(params: Tensors, seed: Tensor, size: float) -> Tensors:
@@ -88,9 +93,9 @@ def normals(seed: Tensor, start: int, stop: int) -> Tensor:
     Box and Muller (1958): one 64-bit hash gives two uniform numbers, which give two normal ones.
     """
     pairs = torch.arange(start // 2, (stop + 1) // 2, device=seed.device)
-    bits = mixed(mixed(seed) + GOLDEN * pairs)
-    radius = sqrt(0.0 - 2.0 * log((_high(bits) + 1).double() / 2.0**32))  # +0 where the logarithm is 0, never -0
-    sine, cosine = sine_and_cosine((bits & MASK32).double() / 2.0**32)
+    high, low = halves(mixed(mixed(seed) + GOLDEN * pairs))
+    radius = sqrt(0.0 - 2.0 * log((high + 1).double() / 2.0**32))  # +0 where the logarithm is 0, never -0
+    sine, cosine = sine_and_cosine(low.double() / 2.0**32)
     pair = torch.stack((radius * cosine, radius * sine), dim=-1)
     return pair.flatten(-2)[..., : stop - start]
 
@@ -107,8 +112,9 @@ def _shifted_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _high(bits: Tensor) -> Tensor:
-    return _shifted_right(bits, 32)
+def halves(hashes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the upper and the lower 32 bits as numbers from 0 up."""
+    return _shifted_right(hashes, 32), hashes & MASK32
 
 
 def log(x: Tensor) -> Tensor:

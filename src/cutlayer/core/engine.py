@@ -16,10 +16,7 @@ class Computes(Protocol):
     """Runs functions once per client: what engines and transports have in common."""
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """Return each client's key of a step, known at every place."""
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        """Return the same keys as int64 tensors."""
+        """Return each client's key of a step, known at every place, as an int64 tensor."""
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         """Return fn(*values) of each client."""

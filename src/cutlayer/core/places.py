@@ -56,8 +56,7 @@ class Step:
     sizes: Mapping[int, int]  # by active client: samples in its batch
     x: PerClient
     y: PerClient[Tensor]
-    key: PerClient[int | None]  # random key of this step, known at every place
-    seed: PerClient[Tensor]  # the same as a tensor, for random directions
+    key: PerClient[Tensor]  # of this step, known at every place, for random layers and random directions
     own: PerClient[Tensor]  # a seed that only the client knows
     number: int
     by_epoch: bool  # whether all clients finish an epoch before any starts the next
@@ -156,7 +155,6 @@ class Clients:
                     x=x,
                     y=y,
                     key=world.transport.keys(step_keys),
-                    seed=world.transport.seeds(step_keys),
                     own=world.transport.own_seeds(number, active),
                     number=number,
                     by_epoch=barrier == "epoch",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.core import tree
+from cutlayer.core.masks import Key
 from cutlayer.core.state import Tensors
 from cutlayer.errors import ConfigError, UnknownNameError
 
@@ -44,16 +45,16 @@ def computing(precision: Precision) -> Iterator[None]:
         _in_bfloat16.reset(token)
 
 
-def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-    """Call run(values, x, seed) in the current precision; the output has the same type in every precision."""
+def layers(run: Callable[..., tuple[Any, Tensors]], values: Any, x: Any, key: Key | None) -> tuple[Any, Tensors]:
+    """Call run(values, x, key) in the current precision; the output has the same type in every precision."""
     if not _in_bfloat16.get():
-        return run(values, x, seed)
+        return run(values, x, key)
     place = tree.tensors(x)[0].device.type
     if place == "meta":  # shapes do not depend on the precision
-        return run(values, x, seed)
+        return run(values, x, key)
     # No cache: a recording that is replayed must convert the weights each time.
     with torch.autocast(place, dtype=torch.bfloat16, cache_enabled=False):
-        out, buffers = run(values, x, seed)
+        out, buffers = run(values, x, key)
     return tree.map(_single, out), buffers
 
 

@@ -81,9 +81,9 @@ def chosen_for_servers(engine: str | Engine, setting: EngineSetting) -> Engine:
 def _made(name: str, setting: EngineSetting) -> Engine:
     """Make the engine of this name, or log why another one takes its place."""
     on_gpu = setting.device.type == "cuda"
-    if name != "loop" and setting.split.random:
+    if name != "loop" and (random := setting.split.random):
         why = "graph cannot record" if name == "graph" or (name == "auto" and on_gpu) else "vmap cannot stack"
-        log.warning("engine loop: the model draws random numbers in training (dropout), which %s", why)
+        log.warning("engine loop: in training, %s draws from torch's random generator, which %s", random, why)
         return Loop()
     if name == "graph" and not on_gpu:
         log.warning("engine graph needs data on a CUDA device, and these are on the CPU: auto is used instead")
@@ -123,15 +123,15 @@ def unstackable(setting: EngineSetting) -> str | None:
     """Return why vmap cannot stack this model, found by trying one step of two clients; None if it can."""
     split, like = setting.split, setting.like
 
-    def loss(model: Model, x: Any, y: Tensor) -> tuple[Tensor, Tensors]:
-        out, buffers = split.whole(model, x)
+    def loss(model: Model, x: Any, y: Tensor, key: Tensor) -> tuple[Tensor, Tensors]:
+        out, buffers = split.whole(model, x, key)
         return split.loss(out, y), buffers
 
-    model, ids = Model.joined(*split.initial()), (0, 1)
+    model, ids, vmap = Model.joined(*split.initial()), (0, 1), Vmap()
     twice = tree.map(lambda a: torch.stack([a, a]), (like.x, like.y))
     stacked = [PerClient("clients", [Block(ids, value, stacked=True)]) for value in twice]
     try:
-        Vmap().grad(loss, [shared("clients", ids, model), *stacked], ids, cut=None)
+        vmap.grad(loss, [shared("clients", ids, model), *stacked, vmap.keys({j: j for j in ids})], ids, cut=None)
     except (Unstackable, RuntimeError, ValueError) as error:
         return f"vmap cannot run this model ({error.why if isinstance(error, Unstackable) else reason(error)})"
     return None

@@ -19,9 +19,6 @@ class ByClient:
     """The defaults of engines that put each client's values into a block of its own."""
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        return PerClient("anywhere", one_by_one(keys))
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
         return PerClient("anywhere", one_by_one({j: torch.tensor(key) for j, key in keys.items()}))
 
     def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:

@@ -25,8 +25,13 @@ class Local:
 
     def __post_init__(self) -> None:
         engine = self.engine
-        self.keys, self.seeds = engine.keys, engine.seeds
-        self.call, self.vjp, self.grad, self.pull = engine.call, engine.vjp, engine.grad, engine.pull
+        self.keys, self.call, self.vjp, self.grad, self.pull = (
+            engine.keys,
+            engine.call,
+            engine.vjp,
+            engine.grad,
+            engine.pull,
+        )
 
     def alive(self, ids: Ids) -> Ids:
         return ids
@@ -39,7 +44,7 @@ class Local:
         return (x if self.augment is None else _augmented(x, self.augment, step_keys)), y
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
-        known = self.seeds({j: keys.fold(self.key, "own", number, j) for j in ids})
+        known = self.keys({j: keys.fold(self.key, "own", number, j) for j in ids})
         return PerClient("clients", known.blocks, known.ids)  # where no server can read them
 
     def down(self, kind: Kind, value: PerClient) -> list[Block]:

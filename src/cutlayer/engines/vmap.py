@@ -12,7 +12,7 @@ from cutlayer.core.batches import Index, Samples
 from cutlayer.core.checks import reason
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.tree import Tree
-from cutlayer.core.values import Block, PerClient, aligned, shared
+from cutlayer.core.values import Block, PerClient, aligned
 from cutlayer.engines.base import AtOnce, alike, load_stacked
 from cutlayer.engines.out_of_memory import out_of_memory
 from cutlayer.errors import ConfigError
@@ -42,10 +42,6 @@ class Vmap(AtOnce):
         return load_stacked(data, index, self.chunk)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """Return None for each client: models that draw random numbers run on the loop engine."""
-        return shared("anywhere", tuple(keys), None)
-
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
         return PerClient("anywhere", [Block(tuple(keys), torch.tensor(list(keys.values())), stacked=True)])
 
     def arrange(self, rows: Mapping[int, Tree]) -> list[Block]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from cutlayer.core.kinds import MODEL, SETTINGS, STATISTICS
+from cutlayer.core.masks import Key
 from cutlayer.core.method import method
 from cutlayer.core.places import Clients
 from cutlayer.core.program import at_client
@@ -78,7 +79,7 @@ class FedAvg:
         return self.opt.begin(model, round)
 
     @at_client()
-    def loss(self, part: Part, x: Tensor, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+    def loss(self, part: Part, x: Tensor, y: Tensor, key: Key) -> tuple[Tensor, Tensors]:
         out, buffers = self.model.whole(part, x, key)
         return self.model.loss(out, y), buffers
 

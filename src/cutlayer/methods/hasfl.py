@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cutlayer.core.checks import check_count
 from cutlayer.core.kinds import MODEL, SETTINGS, SYNC
+from cutlayer.core.masks import Key
 from cutlayer.core.method import Needs, check_left, method, too_few
 from cutlayer.core.places import Clients, Step
 from cutlayer.core.servers import Fed, Server
@@ -173,7 +174,7 @@ class Hasfl:
         gm = server.each(with_loss, server.each(pull_between, gs.cut), server.each(loss_of_finite, gs))
         return crossing.back(gm.cut), gm, gs
 
-    def through_between(self, deepest: int, part: Part, z: Tensor, key: int | None, cut: int) -> tuple[Tensor, Tensors]:
+    def through_between(self, deepest: int, part: Part, z: Tensor, key: Key, cut: int) -> tuple[Tensor, Tensors]:
         """Run the layers from a device's cut to the deepest one."""
         return self.model.at(cut, deepest).upper(part, z, key)
 

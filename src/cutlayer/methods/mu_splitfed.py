@@ -76,7 +76,7 @@ class UnbalancedZeroth:
         z, moved, y = step.active.up(ACTIVATIONS(z), ACTIVATIONS(moved), LABELS(step.y))
         unmoved = server.each(Pair, z, z)
         for number in range(self.server_steps):
-            seed = server.each(directions.child, step.seed, number)
+            seed = server.each(directions.child, step.key, number)
             losses = server.each(self.surrogate.losses, s, unmoved, y, step.key, seed)
             slope = server.each(self.surrogate.slope, losses)
             s[step.active] = server.each(self.surrogate.update, s, slope, seed, losses)

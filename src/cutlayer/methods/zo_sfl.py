@@ -54,9 +54,9 @@ class ZerothOrder:
         for step in clients.steps():
             moved = step.active.do(self.client.both_ways, c, step.x, step.key, step.own)
             z, y = step.active.up(ACTIVATIONS(moved), LABELS(step.y))
-            losses = server.each(self.surrogate.losses, s, z, y, step.key, step.seed)
+            losses = server.each(self.surrogate.losses, s, z, y, step.key, step.key)
             slope = server.each(self.surrogate.slope, losses)
-            s[step.active] = server.each(self.surrogate.update, s, slope, step.seed, losses)
+            s[step.active] = server.each(self.surrogate.update, s, slope, step.key, losses)
             c[step.active] = step.active.do(self.client.update, c, step.active.down(SCALARS, slope), step.own)
         models, w = clients.up(MODEL(c.model)), weights(clients, self.agg)
         return State(

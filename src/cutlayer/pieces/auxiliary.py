@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cutlayer.core import tree
 from cutlayer.core.checks import check, check_type, reason
+from cutlayer.core.masks import Key
 from cutlayer.core.program import at_client
 from cutlayer.core.state import Grads, Model, Part, Tensors
 from cutlayer.errors import ConfigError
@@ -31,7 +32,7 @@ class Net(Protocol):
     def start(self, z: Tensor, key: int) -> Model:
         """Return the initial values, for activations like these."""
 
-    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor: ...
+    def scores(self, values: Values, z: Tensor, key: Key) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class FirstUnits:
         width = pooled(self.copied.upper(units, z, key)[0]).shape[1]
         return units._replace(params={**units.params, **_linear(width, outputs, key)})
 
-    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor:
+    def scores(self, values: Values, z: Tensor, key: Key) -> Tensor:
         h, _ = self.copied.upper(values, z, key)
         return F.linear(pooled(h), values.params[WEIGHT], values.params[BIAS])
 
@@ -102,7 +103,7 @@ class Given:
             )
         return begun
 
-    def scores(self, values: Values, z: Tensor, key: int | None) -> Tensor:
+    def scores(self, values: Values, z: Tensor, key: Key) -> Tensor:
         out: Tensor = self.split.upper(values, z, key)[0]
         return out
 
@@ -114,11 +115,11 @@ class Auxiliary:
     model: Split
     net: Net
 
-    def loss(self, values: Values, z: Tensor, y: Tensor, key: int | None) -> Tensor:
+    def loss(self, values: Values, z: Tensor, y: Tensor, key: Key) -> Tensor:
         return self.model.loss(self.net.scores(values, z, key), y)
 
     @at_client()
-    def local_loss(self, z: Tensor, values: Model, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+    def local_loss(self, z: Tensor, values: Model, y: Tensor, key: Key) -> tuple[Tensor, Tensors]:
         """Return the loss whose gradient at the cut replaces the server's."""
         return self.loss(values, z, y, key), {}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, MODEL, SCALARS
+from cutlayer.core.masks import Key
 from cutlayer.core.program import at_client
 from cutlayer.core.state import Grads, Model, Part, Tensors
 from cutlayer.errors import LawError
@@ -29,7 +30,7 @@ class SplitClient:
         return self.opt.begin(model, round)
 
     @at_client(gives=ACTIVATIONS)
-    def forward(self, part: Part, x: Tensor, key: int | None, cut: int | None = None) -> tuple[Tensor, Tensors]:
+    def forward(self, part: Part, x: Tensor, key: Key, cut: int | None = None) -> tuple[Tensor, Tensors]:
         """Run the layers up to the model's cut, or to this client's own cut."""
         if cut is not None and cut < min(1, self.model.cut):
             raise LawError(f"a cut of {cut} would leave no layer at the client, so its raw inputs would go up")
@@ -40,7 +41,7 @@ class SplitClient:
         return self.opt.step(part, grads)
 
     @at_client(gives={"cut": GRADIENTS, "loss": SCALARS})
-    def head_loss(self, part: Part, h: Tensor, y: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
+    def head_loss(self, part: Part, h: Tensor, y: Tensor, key: Key) -> tuple[Tensor, Tensors]:
         """U-shape: return the loss behind the client's head; only its value and its gradient at the head leave."""
         out, buffers = self.model.top(part, h, key)
         return self.model.loss(out, y), buffers

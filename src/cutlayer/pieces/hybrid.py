@@ -11,6 +11,7 @@ from torch.func import vmap
 from cutlayer.core import directions, tree
 from cutlayer.core.calculus import by_name
 from cutlayer.core.kinds import ACTIVATIONS, SLOPES
+from cutlayer.core.masks import Key
 from cutlayer.core.program import at_client
 from cutlayer.core.state import Grads, Model, Part, Tensors
 from cutlayer.core.tree import storable
@@ -69,13 +70,13 @@ class HybridClient:
         return part
 
     @at_client(gives=ACTIVATIONS)
-    def forward(self, part: Part, x: Tensor, key: int | None) -> Tensor:
+    def forward(self, part: Part, x: Tensor, key: Key) -> Tensor:
         """Equation (9)."""
         z: Tensor = self.model.lower(part, x, key)[0]
         return z
 
     @at_client()
-    def ahead(self, part: Part, x: Tensor, key: int | None, seeds: Tensor) -> tuple[Tensor, ...]:
+    def ahead(self, part: Part, x: Tensor, key: Key, seeds: Tensor) -> tuple[Tensor, ...]:
         """Run the first passes of (16) while the gradient is on its way; each holds one more cut tensor in memory."""
         groups = self._groups(seeds[: self.overlap])
         return tuple(moved for group in groups for moved in self._passes(part, x, key, group))
@@ -85,7 +86,7 @@ class HybridClient:
         self,
         part: Part,
         x: Tensor,
-        key: int | None,
+        key: Key,
         seeds: Tensor,
         z: Tensor,
         gradient: Tensor,
@@ -108,13 +109,11 @@ class HybridClient:
         """Split the seeds into groups of passes that run at once."""
         return [seeds[start : start + self.side_by_side] for start in range(0, len(seeds), self.side_by_side)]
 
-    def _slopes_of(
-        self, part: Part, x: Tensor, key: int | None, group: Tensor, z: Tensor, gradient: Tensor
-    ) -> list[Tensor]:
+    def _slopes_of(self, part: Part, x: Tensor, key: Key, group: Tensor, z: Tensor, gradient: Tensor) -> list[Tensor]:
         """Return the slopes of a group; in a function, so that its passes' outputs are freed before the next group."""
         return [_projected(gradient, moved, z) for moved in self._passes(part, x, key, group)]
 
-    def _passes(self, part: Part, x: Tensor, key: int | None, group: Tensor) -> tuple[Tensor, ...]:
+    def _passes(self, part: Part, x: Tensor, key: Key, group: Tensor) -> tuple[Tensor, ...]:
         """(16) along each direction of a group. Each pass has its own buffers, because layers may write into them."""
         if len(group) == 1:
             return (self._perturbed(part, x, key, group[0]),)
@@ -127,7 +126,7 @@ class HybridClient:
         moved = vmap(one)(group, buffers)
         return tuple(tree.map(itemgetter(k), moved) for k in range(len(group)))
 
-    def _perturbed(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Tensor:
+    def _perturbed(self, part: Part, x: Tensor, key: Key, seed: Tensor) -> Tensor:
         """Return f(x; θ + μu). The part is not changed: adding and subtracting μu would leave rounding errors."""
         moved = part._replace(params=directions.shifted(part.params, seed, self.smoothing))
         return self.forward(moved, x, key)
@@ -137,8 +136,8 @@ def refuse_draws(model: Split) -> None:
     """Refuse passes side by side for a random model; a rehearsal may find out only after the method was made."""
     if model.random:
         raise ConfigError(
-            "HO-SFL cannot make passes side by side with a model that draws random numbers in training (dropout): all "
-            "passes of a step share what is drawn, and vmap cannot stack that; leave side_by_side at 1"
+            f"HO-SFL cannot make passes side by side with this model: in training, {model.random} draws from torch's "
+            "random generator, which vmap cannot stack; leave side_by_side at 1"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cutlayer.core import directions
 from cutlayer.core.kinds import ACTIVATIONS, MODEL
+from cutlayer.core.masks import Key
 from cutlayer.core.program import at_client
 from cutlayer.core.state import Grads, Model, Part
 from cutlayer.core.tree import storable
@@ -53,12 +54,12 @@ class ZerothClient:
         return self.opt.begin(model, round)
 
     @at_client(gives=ACTIVATIONS)
-    def forward(self, part: Part, x: Tensor, key: int | None) -> Tensor:
+    def forward(self, part: Part, x: Tensor, key: Key) -> Tensor:
         z: Tensor = self.model.lower(part, x, key)[0]
         return z
 
     @at_client(gives=ACTIVATIONS)
-    def both_ways(self, part: Part, x: Tensor, key: int | None, seed: Tensor) -> Pair:
+    def both_ways(self, part: Part, x: Tensor, key: Key, seed: Tensor) -> Pair:
         moved = both_ways(part, seed, self.smoothing)
         return Pair(*(self.forward(there, x, key) for there in moved))
 
@@ -80,7 +81,7 @@ class Surrogate:
     opt: Transform
     smoothing: float
 
-    def losses(self, part: Part, z: Pair, y: Tensor, key: int | None, seed: Tensor) -> Pair:
+    def losses(self, part: Part, z: Pair, y: Tensor, key: Key, seed: Tensor) -> Pair:
         """Return the losses with both sides moved at once, each in the same sense."""
         moved = both_ways(part, seed, self.smoothing)
         return Pair(*(self._loss(there, at_cut, y, key) for there, at_cut in zip(moved, z, strict=True)))
@@ -92,11 +93,11 @@ class Surrogate:
     def update(self, part: Part, slope: Tensor, seed: Tensor, losses: Pair) -> Part:
         return self.opt.step(part, estimate(part, slope, seed)._replace(loss=losses.mean))
 
-    def difference(self, values: Values, z: Pair, y: Tensor, key: int | None) -> Tensor:
+    def difference(self, values: Values, z: Pair, y: Tensor, key: Key) -> Tensor:
         """Return the difference of the losses with only the client moved, in single precision, as it is sent."""
         return Pair(*(self._loss(values, at_cut, y, key) for at_cut in z)).difference.float()
 
-    def _loss(self, values: Values, z: Tensor, y: Tensor, key: int | None) -> Tensor:
+    def _loss(self, values: Values, z: Tensor, y: Tensor, key: Key) -> Tensor:
         return self.model.loss(self.model.upper(values, z, key)[0], y)
 
 

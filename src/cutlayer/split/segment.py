@@ -1,23 +1,22 @@
 """Segments: consecutive units of a model as one pure function of named tensors."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cutlayer.core import keys, named, tree
+from cutlayer.core import named, tree
 from cutlayer.core.compiling import Compiler, compiler
+from cutlayer.core.masks import Key, on_device
 from cutlayer.core.precision import layers
 from cutlayer.core.state import Model, Tensors
 from cutlayer.core.torch_private import BatchNorm, NormBase, foreach_add, tensor_homes
 from cutlayer.errors import ConfigError
-from cutlayer.split.traits import draws, normalises, writes
+from cutlayer.split.drawing import drawing
+from cutlayer.split.traits import draws_by_key, draws_otherwise, normalises, writes
 from cutlayer.split.units import Chain, Unit, preloaded, units_of
-
-_GENERATORS = Lock()  # torch's generators are global: one seeded call at a time
 
 
 class Values(Protocol):
@@ -35,7 +34,7 @@ class Slot(NamedTuple):
     """A place inside a module that holds the tensor of this name during a call."""
 
     home: Any  # a dict or list of tensors
-    key: Any
+    place: Any  # its key there, or its index
     name: str
     empty: Tensor  # what it holds between calls
     module: nn.Module
@@ -54,7 +53,9 @@ class Body:
         constant = preloaded(structure)  # these stay in the structure
         self.names = {id(tensor): name for name, tensor in named if name not in constant}  # tied: the first name
         self.lock = Lock()
-        self.draws = False  # whether a rehearsal has found that some segment draws random numbers
+        # What a rehearsal has found: whether some segment draws by key, and what else draws random numbers.
+        self.draws_by_key = False
+        self.draws_otherwise: str | None = None
 
     def segment(self, start: int, stop: int) -> "Segment":
         """Return the units from `start` up to, but not including, `stop`."""
@@ -74,81 +75,92 @@ class Segment:
         self._slots = slots
         self.params, self.frozen, self.buffers = map(_names, (self._params, self._frozen, self._buffers))
         self.normalises = any(normalises(unit.module) for unit in units)  # with batch statistics
-        self._draws = any(draws(unit.module) for unit in units)
+        self._draws_by_key = any(draws_by_key(unit.module) for unit in units)
+        self._draws_otherwise = next(filter(None, (draws_otherwise(unit.module) for unit in units)), None)
         self._writes = any(writes(unit.module) for unit in units)
         # The buffers that normalisation layers update in training: running statistics, and a count of batches.
         moved = [s for s in self._buffers if isinstance(s.module, NormBase) and s.module.training]
         self.statistics = _names(moved)
-        self._counters = frozenset(s.name for s in moved if s.key == "num_batches_tracked" and _only_counts(s.module))
+        self._counters = frozenset(s.name for s in moved if s.place == "num_batches_tracked" and _only_counts(s.module))
         self._found_times: dict[tuple[torch.Size, ...], list[int]] = {}
 
     @property
-    def draws(self) -> bool:
-        return self._draws or self.body.draws
+    def draws_by_key(self) -> bool:
+        """Whether a unit draws random numbers that `Masks` draws from the key."""
+        return self._draws_by_key or self.body.draws_by_key
 
-    def __call__(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
+    @property
+    def draws_otherwise(self) -> str | None:
+        """What draws random numbers from torch's generators, if anything does; these are seeded by the key."""
+        return self.body.draws_otherwise or self._draws_otherwise
+
+    @property
+    def needs_key(self) -> bool:
+        return self.draws_by_key or self.draws_otherwise is not None
+
+    def __call__(self, values: Values, x: Any, key: Key | None) -> tuple[Any, Tensors]:
         """Return the output of the units and their new buffers.
 
-        A unit that draws random numbers is seeded by the seed and its own number, so the cut does not change them.
+        What a unit draws depends on the key and on the unit's own number, so the cut does not change it.
         """
-        return layers(self._seeded, values, x, seed) if self._units else (x, {})
+        return layers(self._keyed, values, x, key) if self._units else (x, {})
 
-    def _seeded(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
-        if not self.draws:
-            by = compiler()
-            return self._run(values, x, _no_seed) if by is None else self._compiled(by, values, x)
-        if seed is None:
+    def _keyed(self, values: Values, x: Any, key: Key | None) -> tuple[Any, Tensors]:
+        if not self.needs_key:
+            key = None
+        elif key is None:
             raise ConfigError("the model draws random numbers (dropout or the like): give the call a key, not None.")
-        with _seeding(seed, tree.tensors(x)[0].device) as seed_for:
-            return self._run(values, x, seed_for)
+        own = None if key is None else on_device(key, tree.tensors(x)[0].device)
+        by = compiler()
+        return self._run(values, x, own) if by is None or self.draws_otherwise else self._compiled(by, values, x, own)
 
-    def _compiled(self, by: Compiler, values: Values, x: Any) -> tuple[Any, Tensors]:
+    def _compiled(self, by: Compiler, values: Values, x: Any, key: Tensor | None) -> tuple[Any, Tensors]:
         """Run the compiled units. Batch counters, each a tensor of one number, are updated together outside."""
         counted = [name for name in self.buffers if name in self._counters]
         others = tuple(name for name in self.buffers if name not in self._counters)
         kinds = (values.params, self.params), (values.frozen, self.frozen), (values.buffers, others)
         own = Model(*({name: held[name] for name in names} for held, names in kinds))
-        out, buffers = by(self._uncounted)(own, x)
+        out, buffers = by(self._uncounted)(own, x, key)
         if counted:
-            later = foreach_add([values.buffers[name] for name in counted], self._times(values, x, counted))
+            later = foreach_add([values.buffers[name] for name in counted], self._times(values, x, key, counted))
             buffers = {**buffers, **dict(zip(counted, later, strict=True))}
         return out, {name: buffers[name] for name in self.buffers}
 
-    def _times(self, values: Values, x: Any, counters: list[str]) -> list[int]:
+    def _times(self, values: Values, x: Any, key: Tensor | None, counters: list[str]) -> list[int]:
         """Return how often a pass calls each counter's layer: maybe never, maybe several times. Cached by shape."""
         shapes = tuple(a.shape for a in tree.tensors(x))
         if shapes not in self._found_times:
             with torch.no_grad():
-                _, made = self._run(values, x, _no_seed)
+                _, made = self._run(values, x, key)
             self._found_times[shapes] = [int(made[name] - values.buffers[name]) for name in counters]
         return self._found_times[shapes]
 
-    def _uncounted(self, values: Model, x: Any) -> tuple[Any, Tensors]:
-        return self._run(values, x, _no_seed)
+    def _uncounted(self, values: Model, x: Any, key: Tensor | None) -> tuple[Any, Tensors]:
+        return self._run(values, x, key)
 
-    def _run(self, values: Values, x: Any, seed_for: Callable[[int], None]) -> tuple[Any, Tensors]:
+    def _run(self, values: Values, x: Any, key: Tensor | None) -> tuple[Any, Tensors]:
         if self._writes:
             x = tree.map(torch.clone, x)  # do not change the caller's value
         params, frozen, buffers = values.params, values.frozen, values.buffers
         # Normalisation layers update buffers in place; a counter that is left out is None to them.
         left_out = self._counters - buffers.keys()
         fresh = named.copies(buffers, tuple(name for name in self.buffers if name not in left_out))
-        with self.body.lock:
+        with self.body.lock, drawing(key, generators=self.draws_otherwise is not None) as begin:
             try:
-                for home, key, name, _, _ in self._params:
-                    home[key] = params[name]
-                for home, key, name, _, _ in self._frozen:
-                    home[key] = frozen[name]
-                for home, key, name, _, _ in self._buffers:
-                    home[key] = fresh.get(name)
+                for home, place, name, _, _ in self._params:
+                    home[place] = params[name]
+                for home, place, name, _, _ in self._frozen:
+                    home[place] = frozen[name]
+                for home, place, name, _, _ in self._buffers:
+                    home[place] = fresh.get(name)
                 for number, steps in self._units:
-                    seed_for(number)
+                    begin(number)
                     for step in steps:
                         x = step(x)
-                return x, {name: home[key] for home, key, name, _, _ in self._buffers if name in fresh}
+                return x, {name: home[place] for home, place, name, _, _ in self._buffers if name in fresh}
             finally:
-                for home, key, _, empty, _ in self._slots:
-                    home[key] = empty
+                for home, place, _, empty, _ in self._slots:
+                    home[place] = empty
 
 
 def _names(slots: Sequence[Slot]) -> tuple[str, ...]:
@@ -174,22 +186,3 @@ def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:
                     if id(tensor) in names:
                         found[id(home), key] = Slot(home, key, names[id(tensor)], tensor, module)
     return tuple(found.values())
-
-
-def _no_seed(number: int) -> None:
-    """Do nothing, for units that draw no random numbers."""
-
-
-@contextmanager
-def _seeding(seed: int, device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds torch's generators for a unit; restore the generators afterwards."""
-
-    def seed_for(number: int) -> None:
-        own = keys.fold(seed, number)
-        torch.default_generator.manual_seed(own)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(own)
-
-    with _GENERATORS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield seed_for

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutlayer.core import tree
+from cutlayer.core.masks import Key
 from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError, CutError
+from cutlayer.split.drawing import first_draw
 from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
 from cutlayer.split.units import skeleton
@@ -86,26 +88,27 @@ class Split:
         return any(s.normalises for s in ((self._lower, self._top) if side == "client" else (self._upper,)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.model, self.cut, self.head, self.loss, self._body.draws)
+        hidden = self._body.draws_by_key, self._body.draws_otherwise
+        return _rebuilt, (self.model, self.cut, self.head, self.loss, hidden)
 
     def initial(self) -> tuple[Model, Model]:
         """Return the client's and the server's values, copied from the module's current ones."""
         values: Tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return _copied(values, self._lower, self._top), _copied(values, self._upper)
 
-    def lower(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
+    def lower(self, part: Values, x: Any, key: Key | None = None) -> tuple[Any, Tensors]:
         """Run the client's units up to the cut; return the output and the new buffers."""
         return self._lower(part, x, key)
 
-    def upper(self, part: Values, z: Any, key: int | None = None) -> tuple[Any, Tensors]:
+    def upper(self, part: Values, z: Any, key: Key | None = None) -> tuple[Any, Tensors]:
         """Run the server's units from the cut to the output or head; return the output and the new buffers."""
         return self._upper(part, z, key)
 
-    def top(self, part: Values, h: Any, key: int | None = None) -> tuple[Any, Tensors]:
+    def top(self, part: Values, h: Any, key: Key | None = None) -> tuple[Any, Tensors]:
         """Run the client's units from the head on; without a head, return the input."""
         return self._top(part, h, key)
 
-    def whole(self, part: Values, x: Any, key: int | None = None) -> tuple[Any, Tensors]:
+    def whole(self, part: Values, x: Any, key: Key | None = None) -> tuple[Any, Tensors]:
         """Run all units, as lower, upper and top with the same key; return the output and the new buffers."""
         z, below = self.lower(part, x, key)
         h, between = self.upper(part, z, key)
@@ -147,11 +150,11 @@ class Split:
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise ConfigError(misfit(error, x, model)) from error
             drew = any(not torch.equal(a, b) for a, b in zip(before, generators(devices), strict=True))
+            if drew:
+                self._find_hidden_draws(lambda: self.whole(model, x, key=0), lambda: generators(devices))
         if not isinstance(loss, Tensor) or loss.dim():
             found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
-        if drew:
-            self._mark_hidden_draws()
         self._refuse_moving_buffers(model.buffers, buffers)
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
@@ -166,13 +169,26 @@ class Split:
                 raise _shared(name, type(self.model).__name__)
 
     @property
-    def random(self) -> bool:
-        """Whether the model draws random numbers in training."""
-        return self._lower.draws or self._upper.draws or self._top.draws
+    def needs_key(self) -> bool:
+        """Whether the model draws random numbers in training, so that calls need a key."""
+        return any(s.needs_key for s in (self._lower, self._upper, self._top))
 
-    def _mark_hidden_draws(self) -> None:
+    @property
+    def random(self) -> str | None:
+        """What draws random numbers in training that only the engine loop can draw from a key; None if nothing does."""
+        segments = self._lower, self._upper, self._top
+        return next((s.draws_otherwise for s in segments if s.draws_otherwise is not None), None)
+
+    def _find_hidden_draws(self, run: Callable[[], Any], states: Callable[[], list[Tensor]]) -> None:
+        """Find out how a model draws that was seen to: by key if that stops torch's generators, or otherwise."""
+        self._mark_hidden_draws(by_key=True, otherwise=None)
+        if self.random is None:
+            self._mark_hidden_draws(by_key=True, otherwise=first_draw(run, states))
+
+    def _mark_hidden_draws(self, by_key: bool, otherwise: str | None) -> None:
         """Mark the model as random at every cut: splits from `with_cut` share the bodies."""
-        self._body.draws = self._evaluated.body.draws = True
+        for body in (self._body, self._evaluated.body):
+            body.draws_by_key, body.draws_otherwise = by_key, otherwise
 
     def export(self, model: Model) -> dict[str, Any]:
         """Return a state dict that loads strictly into the unsplit module."""
@@ -188,11 +204,14 @@ class Split:
 
 
 def _rebuilt(
-    model: nn.Module, cut: int, head: int | None, loss: Callable[[Tensor, Tensor], Tensor], hidden_draws: bool
+    model: nn.Module,
+    cut: int,
+    head: int | None,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    hidden_draws: tuple[bool, str | None],
 ) -> Split:
     split = Split(model, cut, head=head, loss=loss)
-    if hidden_draws:
-        split._mark_hidden_draws()
+    split._mark_hidden_draws(*hidden_draws)
     return split
 
 

@@ -5,13 +5,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from cutlayer.core import tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.calculus import Pullback
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.sums import Weights, weighted_sum
+from cutlayer.core.transfer import upload
 from cutlayer.core.tree import Pending, Tree
-from cutlayer.core.values import Block, PerClient, aligned, shared
+from cutlayer.core.values import Block, PerClient, aligned
 from cutlayer.engines.base import ByClient, homes, load_stacked, one_by_one
 from cutlayer.engines.graph.buffers import Buffers
 from cutlayer.engines.graph.execute import done
@@ -120,8 +123,8 @@ class Graph(ByClient):
         return load_stacked(data, index)
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        """Return None for each client: models that draw random numbers run on the loop engine."""
-        return shared("anywhere", tuple(keys), None)
+        rows = upload(list(keys.values()), torch.int64, self._book.recorder.device)
+        return PerClient("anywhere", one_by_one(dict(zip(keys, rows.unbind(), strict=True))))
 
     def call(self, fn: Fn, values: Sequence[PerClient], ids: Ids) -> list[Block]:
         made: list[Block] = []

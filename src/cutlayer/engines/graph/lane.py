@@ -276,15 +276,17 @@ class Lane:
 
     def _fill(self, reads: Sequence[Reading], queue: ClientQueue) -> None:
         """Copy the inputs of a chain into the rows that its recording reads."""
+        both: list[tuple[Tensor, Any]] = []
         for read in reads:
             if read.comes:
-                copy_into(self.home(read.home, read.value.form), read.value.tree)
+                both += pairs(self.home(read.home, read.value.form), read.value.tree)
         for k, (form, given) in enumerate(queue.externals):
             if isinstance(given, Moved):
-                for dtype, row in self.book.rows(("external", k), form, self.number).items():
-                    row.copy_(given.memory[dtype])
+                rows = self.book.rows(("external", k), form, self.number)
+                both += ((row, given.memory[dtype]) for dtype, row in rows.items())
             else:
-                copy_into(self.home(("external", k), form), given)
+                both += pairs(self.home(("external", k), form), given)
+        copy_pairs(both)
 
     def _store(self, made: Sequence[tuple[Tree, Tree]]) -> None:
         """Write results into their rows; inputs that pass through are cloned first, as their rows may be written."""

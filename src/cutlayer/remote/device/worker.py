@@ -95,7 +95,7 @@ class Round:
             case c.Put(out, skeleton):
                 self._set(out, self._value(build(skeleton, supply.number, supply.tensor)))
             case c.Key(out):
-                self._set(out, self._value(supply.count()))
+                self._set(out, self._value(torch.tensor(supply.count())))
             case c.Batch(x, y):
                 walk = self.walk({self.client: max(1, supply.count())})
                 step, key = supply.count(), supply.count()

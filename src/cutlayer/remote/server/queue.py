@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from cutlayer.core.kinds import Parcel
@@ -68,7 +69,7 @@ class Queue:
         return self._add(self._shapes.put(shape), c.Get, number)
 
     def key(self, key: int) -> Ref:
-        return self._add(self._shapes.put(0), c.Key, key)
+        return self._add(self._shapes.put(torch.tensor(key)), c.Key, key)
 
     def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, ...]:
         self._numbers += [size, step, key]

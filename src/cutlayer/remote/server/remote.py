@@ -51,9 +51,6 @@ class Remote(RoundExchange):
         self._keys = keys
         return self.engines["server"].keys(keys)
 
-    def seeds(self, keys: Mapping[int, int]) -> PerClient:
-        return self.engines["server"].seeds(keys)
-
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
         return PerClient("clients", one_by_one({j: self.queues[j].own(number) for j in ids}))
 
@@ -103,9 +100,7 @@ class Remote(RoundExchange):
         own = value.at(j)
         if isinstance(own, Ref):
             return own
-        if own is None:  # a key, which engines that stack clients do not use
-            own = self._keys[j]
-        return self.queues[j].key(own) if isinstance(own, int) else self.queues[j].put(own)
+        return self.queues[j].key(self._keys[j]) if value.place == "anywhere" else self.queues[j].put(own)
 
     # -- the only verb that waits ----------------------------------------------------------------------------------
 
