@@ -25,7 +25,7 @@ from cutlayer.cli.overlap import overlap
 from cutlayer.cli.plan import plan
 from cutlayer.cli.profile import profile
 from cutlayer.cli.serve import serve
-from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.errors import ConfigError, CutlayerError, DivergedError
 from cutlayer.results import figures, report
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
@@ -87,8 +87,9 @@ def run(
         document = {"source": source or None, "runs": [config.as_dict(run) for run in runs]}
         show.result(document, tables.run_tables(runs), *([f"source: {source}"] if source else []), machine=as_json)
     else:
-        folders = launch.carried_out(runs, originals, orders)
-        _show_comparison(report.compare(folders), _figure(runs, orders, "figure.png"), as_json)
+        trained = launch.carried_out(runs, originals, orders)
+        _show_comparison(report.compare(trained.folders), _figure(runs, orders, "figure.png"), as_json)
+        trained.complain()
 
 
 def compare(
@@ -169,8 +170,8 @@ def list_(
     kind: Annotated[
         str | None,
         Argument(
-            help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs "
-            "or samplers; all by default."
+            help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs, "
+            "samplers or metrics; all by default."
         ),
     ] = None,
     plugin: Plugins = None,
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("CUTLAYER_DEBUG"):
             traceback.print_exc()
         _complain(f"error: {error}")
-        raise SystemExit(2) from None
+        raise SystemExit(3 if isinstance(error, DivergedError) else 2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except launch.Interrupted as stopped:

@@ -5,19 +5,20 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlayer import recipes
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import RunWatcher, watching
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, DivergedError
 from cutlayer.methods import METHODS
 from cutlayer.recipes.scale import scaled, size_of
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
+from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
 
@@ -63,8 +64,20 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     return runs
 
 
-def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> list[Folder]:
-    """Train the runs one after another, with every seed, and show their progress.
+class Trained(NamedTuple):
+    """The folders of runs that have ended, and the runs in which nobody could train any more."""
+
+    folders: list[Folder]
+    diverged: list[str]
+
+    def complain(self) -> None:
+        """Raise an error if a run diverged."""
+        if self.diverged:
+            raise DivergedError("\n".join(self.diverged))
+
+
+def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> Trained:
+    """Train the runs one after another, with every seed, and show their progress; one that diverges ends alone.
 
     All folders and data sets are checked before the first run starts. `originals` are the runs before the command line
     changed them.
@@ -80,14 +93,18 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
                 folder.refuse_if_taken()
         _check_data(every, orders.data)
         several_seeds = len({run.seed for run in every}) > 1
+        diverged = []
         for run, folder in zip(every, folders, strict=True):
-            _train(run, folder, orders, watcher, f"{run.name} seed {run.seed}" if several_seeds else run.name)
-    return folders
+            title = f"{run.name} seed {run.seed}" if several_seeds else run.name
+            training = _train(run, folder, orders, watcher, title)
+            if training.diverged:
+                diverged.append(f"{title}: {training.diverged}")
+    return Trained(folders, diverged)
 
 
-def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> None:
+def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> Training:
     try:
-        execute(
+        return execute(
             run,
             folder,
             root=orders.data,

@@ -39,6 +39,7 @@ from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import check_resumable, execute
+from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
@@ -177,9 +178,9 @@ class RunServer:
         return Training(
             runner=runner,
             test=None if test is None else test.to(run.device),
+            metrics=run.metrics or None,
             eval_every=run.eval_every,
-            rounds=run.rounds,
-            until_samples=run.until_samples,
+            limits=Limits.of(run),
         )
 
     def gather(self, round: int) -> tuple[int, ...]:
