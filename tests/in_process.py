@@ -52,6 +52,7 @@ def join(sessions: Sessions, device: ClientDevice, packing: Packing = "raw") -> 
         name=f"client-{device.client}",
         number=session.number,
         samples=len(device.data),
+        tests=0 if device.tests is None else len(device.tests),
         kept=device.store.statement(),
         transmit=send,
         close=lambda reason: None,

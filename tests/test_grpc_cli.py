@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_network import bad_network
 from conftest import using
@@ -20,6 +21,8 @@ from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
 from cutlayer.cli.launch import folder_of
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
+from cutlayer.runs.run import execute
 
 CUTLAYER = [sys.executable, "-m", "cutlayer"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -181,3 +184,33 @@ def test_two_servers_of_two_owners_are_killed_in_turn_and_leave_the_same_model(
     simulated(run, tmp_path / "simulated")
     whole = load_file(next((tmp_path / "simulated").rglob("model.safetensors")))
     assert {k: v.tolist() for k, v in {**halves[0], **halves[1]}.items()} == {k: v.tolist() for k, v in whole.items()}
+
+
+def test_devices_hold_samples_out_and_report_how_good_the_model_is_on_them(stack: ExitStack, tmp_path: Path) -> None:
+    run = replace(TWO, hold_out=0.25)
+    party = Party(run, tmp_path, stack)
+    server = party.command(party.serve())
+    clients = [party.command(party.join(name)) for name in ("ann", "bob")]
+    assert [command.end()[0] for command in (server, *clients)] == [0, 0, 0]
+    execute(run, Folder(tmp_path / "simulated"))
+    expected = Folder(tmp_path / "simulated").history()
+    for ours, theirs in zip(party.folder.history(), expected, strict=True):
+        tests, same = ours.pop("client_tests"), theirs.pop("client_tests")
+        assert list(tests) == ["ann", "bob"] and list(same) == ["0", "1"]
+        assert [t["samples"] for t in tests.values()] == [t["samples"] for t in same.values()]
+        assert ours["bytes"] == theirs["bytes"]
+        for key in [key for key in theirs if key.startswith("federated_")]:
+            assert ours[key] == pytest.approx(theirs[key], abs=1e-6)
+
+
+def test_a_device_brings_test_samples_of_its_own(stack: ExitStack, tmp_path: Path) -> None:
+    run = replace(TWO, rounds=1)
+    tests = tmp_path / "tests.npz"
+    np.savez(tests, x=np.zeros((3, 1, 8, 8), "float32"), y=np.array([0, 1, 2]))
+    party = Party(run, tmp_path, stack)
+    server = party.command(party.serve())
+    clients = [party.command(party.join("ann", "--test", str(tests))), party.command(party.join("bob"))]
+    assert [command.end()[0] for command in (server, *clients)] == [0, 0, 0]
+    (record,) = party.folder.history()
+    assert {name: found["samples"] for name, found in record["client_tests"].items()} == {"ann": 3}
+    assert record["federated_loss"] == record["client_tests"]["ann"]["loss"]

@@ -27,6 +27,10 @@ def join(
             "of a data set, of which the device takes its share, for trials.",
         ),
     ],
+    test: Annotated[
+        Path | None,
+        Option(metavar="PATH", help="This device's own test samples: the server learns how good the model is on them."),
+    ] = None,
     train: Annotated[
         str | None, Option(metavar="HOST:PORT", help="The training server, if the fed server is another one.")
     ] = None,
@@ -96,6 +100,7 @@ def join(
     kept = state or (None if keys is None else keys / "state")
     settings = DeviceSettings(
         data=data,
+        test=test,
         state=kept,
         device=device,
         never=frozenset(never or []),

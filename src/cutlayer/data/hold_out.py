@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cutlayer.core.batches import Index
 from cutlayer.core.keys import generator
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
@@ -14,10 +15,15 @@ def hold_out(partition: Partition, fraction: float, key: int) -> tuple[Partition
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"hold_out is {fraction}; give a fraction between 0 and 1")
-    kept, held = [], []
-    for j, index in enumerate(partition.clients):
-        num = min(max(round(fraction * len(index)), 1), max(len(index) - 2, 0))
-        order = generator(key, "hold_out", j).permutation(len(index))
-        held.append(np.sort(index[order[:num]]))
-        kept.append(np.sort(index[order[num:]]))
-    return Partition(tuple(kept), partition.names), Partition(tuple(held), partition.names)
+    divided = [divide(len(index), fraction, key, j) for j, index in enumerate(partition.clients)]
+    kept, held = (
+        tuple(index[places[side]] for index, places in zip(partition.clients, divided, strict=True)) for side in (0, 1)
+    )
+    return Partition(kept, partition.names), Partition(held, partition.names)
+
+
+def divide(num: int, fraction: float, key: int, client: int) -> tuple[Index, Index]:
+    """Return which of its samples a client trains on, and which it holds out; a device does this by itself."""
+    num_held = min(max(round(fraction * num), 1), max(num - 2, 0))
+    order = generator(key, "hold_out", client).permutation(num)
+    return np.sort(order[num_held:]), np.sort(order[:num_held])

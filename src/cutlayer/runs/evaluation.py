@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +37,7 @@ def evaluate(
     batch = max(1, min(len(data), targets // max(1, data.y[:1].numel())))
     while True:
         try:
-            return _measured(split, model, data, {"loss": split.loss, **metrics}, batch)
+            return measured(_predicted(split, model, data, batch), {"loss": split.loss, **metrics})
         except RuntimeError as error:
             if batch == 1 or not out_of_memory(error):
                 raise
@@ -46,14 +46,17 @@ def evaluate(
         log.info("out of memory: evaluating %d samples at a time", batch)
 
 
-def _measured(split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], batch: int) -> dict[str, float]:
-    """Return the value of each metric, computed in batches."""
-    measures: dict[str, _Measure] = {}
-    seen: list[Any] = []  # outputs and targets, if a metric wants all of them at once
+def _predicted(split: Split, model: Model, data: Arrays, batch: int) -> Iterator[tuple[Any, Tensor]]:
     for start in range(0, len(data), batch):
         rows = slice(start, start + batch)  # views, no copies
-        y = data.y[rows]
-        out = split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x))
+        yield split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x)), data.y[rows]
+
+
+def measured(batches: Iterable[tuple[Any, Tensor]], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return the value of each metric over batches of outputs and targets; "loss" is a mean over the samples."""
+    measures: dict[str, _Measure] = {}
+    seen: list[Any] = []  # outputs and targets, if a metric wants all of them at once
+    for out, y in batches:
         if not measures:
             begun = {name: _begun(name, metric, out, y) for name, metric in metrics.items()}
             measures = {name: measure for name, measure in begun.items() if measure is not None}

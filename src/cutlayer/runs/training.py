@@ -18,7 +18,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters.clock import Clock
 from cutlayer.runs.evaluation import evaluate
-from cutlayer.runs.federated import ClientTests, summary
+from cutlayer.runs.federated import TestsOfClients, summary
 from cutlayer.runs.metrics import GOALS, Metrics, by_name
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import HOW_ARRAYS
@@ -38,7 +38,7 @@ class Training:
     runner: Rounds
     test: Arrays | None = None
     validation: Arrays | None = None
-    client_tests: ClientTests | None = None  # test sets that the clients hold themselves
+    client_tests: TestsOfClients | None = None  # test sets that the clients hold themselves
     metrics: Metrics = None  # for a classification, the accuracy by default
     eval_every: int = 1
     per_client: bool = False  # also evaluate on each client's own training samples
@@ -193,17 +193,18 @@ class Training:
             found["clients"] = {name: self._evaluate(backend.samples_of(j)) for j, name in backend.names().items()}
         return found
 
-    def _tested_by_clients(self, tests: ClientTests) -> Record:
-        sizes = {name: tests.size(name) for name in tests.names}
-        found = {name: self._evaluate(tests.of(name)) for name in tests.names}
-        told: Record = {f"federated_{key}": value for key, value in summary(found, sizes).items()}
-        return {**told, "client_tests": {name: {"samples": sizes[name], **found[name]} for name in found}}
+    def _tested_by_clients(self, tests: TestsOfClients) -> Record:
+        found = tests.figures(self._evaluate, self.model, self.state.round)
+        if not found:
+            return {}
+        told: Record = {f"federated_{key}": value for key, value in summary(found).items()}
+        return {**told, "client_tests": {name: {"samples": f.samples, **f.values} for name, f in found.items()}}
 
     def _measured_keys(self) -> list[str]:
         """Return the keys of records that can be monitored."""
         metrics, sets = ("loss", *self._measures), self._held_out()
         keys = [f"{name}_{metric}" for name in sets for metric in metrics]
-        if self.client_tests is not None:
+        if self.client_tests is not None and self.client_tests.certain:
             keys += [f"federated_{metric}" for metric in metrics]
             keys += [f"federated_{metric}_worst" for metric in metrics if metric in GOALS]
         return keys

@@ -55,6 +55,8 @@ class Split:
         self._lower = self._body.segment(0, self.cut)
         self._upper = self._body.segment(self.cut, end)
         self._top = self._body.segment(end, self.num_units)
+        ends = {"lower": (0, self.cut), "upper": (self.cut, end), "top": (end, self.num_units)}
+        self._evaluated_parts = {name: self._evaluated.body.segment(*at) for name, at in ends.items()}
         self._others: dict[tuple[int, int | None], Split] = {}
         _refuse_shared((self._lower, self._upper, self._top), kind)
 
@@ -130,6 +132,11 @@ class Split:
     def predict(self, model: Values, x: Any) -> Any:
         """Return the output of the whole model in eval mode, without gradients."""
         return self._evaluated(model, x, 0)[0]
+
+    @torch.no_grad()
+    def predict_part(self, part: Literal["lower", "upper", "top"], model: Values, x: Any) -> Any:
+        """Return the output of the units on one side in eval mode, without gradients."""
+        return self._evaluated_parts[part](model, x, 0)[0]
 
     @torch.no_grad()
     def rehearse(self, x: Any, y: Tensor, num_classes: int | None = None) -> None:

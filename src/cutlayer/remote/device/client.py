@@ -117,4 +117,10 @@ def packings(reply: Reply, packing: Packing) -> Sequence[Packing]:
 
 
 def _ready(device: ClientDevice, session: int) -> Ready:
-    return Ready(session=session, samples=len(device.data), sample=forms_of(device.data), kept=device.store.statement())
+    return Ready(
+        session=session,
+        samples=len(device.data),
+        tests=0 if device.tests is None else len(device.tests),
+        sample=forms_of(device.data),
+        kept=device.store.statement(),
+    )

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from cutlayer.core import keys
 from cutlayer.core.checks import check_device
 from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
 from cutlayer.core.program import Program
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.hold_out import divide
 from cutlayer.data.local import local
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
@@ -22,6 +24,8 @@ from cutlayer.remote.device.worker import KIND_BY_NAME
 from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
+from cutlayer.runs.examination import Examination
+from cutlayer.runs.metrics import by_name
 
 log = logging.getLogger("cutlayer")
 
@@ -31,6 +35,7 @@ class DeviceSettings:
     """Where a device has its data and keeps its values, and what it never sends."""
 
     data: str  # a file or folder, or the name of a data set, of which the device takes its share
+    test: Path | None = None  # samples of its own to test the global model on
     state: Path | None = None
     device: str = "cpu"
     never: frozenset[str] = frozenset()
@@ -58,11 +63,12 @@ class DeviceSettings:
         if self.config is not None:
             _check_agreed(self.config, told)
         run = replace(told, device=self.device, weights=None)  # the values of weights come from the server
-        data = self._data(run, welcome.client)
+        data, tests = self._divided(run, self._data(run, welcome.client), welcome.client)
         if isinstance(data.x, Tensor):  # devices whose inputs have different scales would train a model that fits none
             log.info("%d samples, inputs from %.4g to %.4g", len(data), float(data.x.min()), float(data.x.max()))
         method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
-        program = Program(method)
+        metrics = by_name(run.metrics or None, data.num_classes)
+        program = Program(method, examination=None if tests is None else Examination.of(method, metrics))
         self._check_leaving(program, method.model.cut)
         store = ClientStore(welcome.client, None if self.state is None else self.state / run.name)
         store.load(self.device)
@@ -70,6 +76,7 @@ class DeviceSettings:
             client=welcome.client,
             program=program,
             data=data.to(self.device),
+            tests=None if tests is None else tests.to(self.device),
             batching=run.batching,
             store=store,
             augment=run.augment,
@@ -90,6 +97,17 @@ class DeviceSettings:
         if client >= len(whole.partition):
             raise DataError(f"{self.data} is dealt to {len(whole.partition)} clients, and this one is number {client}")
         return whole.data.take(whole.partition.clients[client])
+
+    def _divided(self, run: Run, data: Arrays, client: int) -> tuple[Arrays, Arrays | None]:
+        """Return the samples to train on, and those to test the global model on, if there are any."""
+        if self.test is not None:
+            if run.hold_out:
+                raise ConfigError("this run holds out a part of --data for testing; leave --test out")
+            return data, local(self.test, sample=run.sample)
+        if not run.hold_out:
+            return data, None
+        kept, held = divide(len(data), run.hold_out, keys.fold(run.seed, "hold_out"), client)
+        return data.take(kept), data.take(held)
 
     def _check_leaving(self, program: Program, cut: int) -> None:
         kinds = leaving(program)

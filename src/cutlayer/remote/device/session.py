@@ -22,6 +22,7 @@ from cutlayer.remote.device.worker import Round, WorkError, walk_of
 from cutlayer.remote.protocol.commands import AnyCommand, Deliver, Up
 from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Refusal, TensorForm, Work
 from cutlayer.remote.tensors.trees import flatten
+from cutlayer.runs.examination import BATCHES
 
 
 class Reply(NamedTuple):
@@ -40,6 +41,7 @@ class ClientDevice:
     client: int
     program: Program
     data: Arrays
+    tests: Arrays | None = None  # held for testing the global model
     batching: Batching
     store: ClientStore
     augment: Augment | None = None
@@ -101,21 +103,34 @@ class Session:
     def _round_of(self, work: Work) -> Round:
         if not work.begins and self._round is not None:
             return self._round
-        device = self.device
+        device, data = self.device, self._data(work)
         device.store.token = work.token
         own = work.key if device.secret is None else keys.fold(work.key, device.secret)
         self._round = Round(
             client=device.client,
             program=device.program,
-            transport=Local(engine=Loop(), data=device.data, kept=device.store, key=own, augment=device.augment),
-            walk=walk_of(device.batching, device.client, len(device.data), work.key),
-            num_samples=len(device.data),
+            transport=Local(
+                engine=Loop(),
+                data=data,
+                kept=device.store,
+                key=own,
+                augment=None if work.tests else device.augment,
+            ),
+            walk=walk_of(BATCHES if work.tests else device.batching, device.client, len(data), work.key),
+            num_samples=len(data),
             key=work.key,
             never=device.never,
             precision=device.precision,
             fed_value=None if self.fed_values is None else partial(self.fed_values, work.token),
         )
         return self._round
+
+    def _data(self, work: Work) -> Arrays:
+        if not work.tests:
+            return self.device.data
+        if self.device.tests is None:
+            raise WorkError("the round", "this client holds no samples for testing")
+        return self.device.tests
 
 
 def forms_of(data: Arrays) -> tuple[TensorForm, ...]:

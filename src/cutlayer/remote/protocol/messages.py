@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from cutlayer.remote.protocol.commands import AnyCommand
 
-PROTOCOL = 2
+PROTOCOL = 3
 SERVICE = "cutlayer.Link"
 JOIN = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"
@@ -74,6 +74,7 @@ class Ready(Message, frozen=True, tag="ready"):
     samples: Annotated[int, Meta(ge=0, le=2**40)]
     sample: Annotated[tuple[TensorForm, ...], Meta(max_length=16)]  # inputs in the order of their names, then target
     kept: Annotated[tuple[KeptVersion, ...], Meta(max_length=1000)]
+    tests: Annotated[int, Meta(ge=0, le=2**40)] = 0  # samples that it holds for testing
 
 
 class Denied(Message, frozen=True, tag="denied"):
@@ -96,6 +97,7 @@ class Work(Message, frozen=True, tag="work"):
     commands: Annotated[tuple[AnyCommand, ...], Meta(max_length=5_000_000)] | None
     numbers: Numbers
     tensors: TensorForms = ()
+    tests: bool = False  # batches are of the samples that the client holds for testing
 
 
 class Answer(Message, frozen=True, tag="answer"):

@@ -22,6 +22,7 @@ from cutlayer.remote.server.remote import Remote
 from cutlayer.remote.server.sessions import RoundId, Sessions
 from cutlayer.remote.server.shape_engine import ShapeEngine
 from cutlayer.remote.server.shape_runner import ShapeRunner
+from cutlayer.runs.examination import Examination
 from cutlayer.runs.rounds import Attempt
 
 log = logging.getLogger("cutlayer")
@@ -38,6 +39,7 @@ class DeviceBackend:
     method: Method
     sessions: Sessions
     sample: Arrays  # a few samples: what all samples look like
+    examination: Examination | None = None  # of the model on the clients' own test samples
     gather: Callable[[int], Ids]  # waits until a round can begin, and returns the clients that are present
     engine: Engine  # that this server computes on
     device: str = "cpu"  # of this server's tensors
@@ -47,7 +49,7 @@ class DeviceBackend:
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
 
     def __post_init__(self) -> None:
-        self.program = Program(self.method)
+        self.program = Program(self.method, examination=self.examination)
         self.memory = KnownVersions()
         self._shapes = ShapeRunner(self.program, self.sample)
         self._shape_engine = ShapeEngine()
@@ -85,9 +87,13 @@ class DeviceBackend:
         present = self.gather(round)
         return {j: session.samples for j, session in self.sessions.present().items() if j in present}
 
+    def tests(self) -> dict[int, int]:
+        """Return how many samples for testing each client holds that is present and has a batch of them."""
+        return {j: session.tests for j, session in self.sessions.present().items() if session.tests > 1}
+
     @contextmanager
-    def attempt(self, round: int, key: int, samples: Mapping[int, int]) -> Iterator[Attempt]:
-        this = RoundId.drawn(round, key)
+    def attempt(self, round: int, key: int, samples: Mapping[int, int], *, tests: bool = False) -> Iterator[Attempt]:
+        this = RoundId.drawn(round, key, tests=tests)
         if self._begin is not None:
             this = this._replace(token=self._begin.token)
             self.memory.hold(self._begin.held)
@@ -110,7 +116,8 @@ class DeviceBackend:
         if self._begin is None:
             held = {j: self.memory.held(j) for j in samples}
             self.peer.tell(Begin(round=round, token=this.token, samples=dict(samples), held=held))
-        self.on_begin(round, tuple(samples))
+        if not tests:
+            self.on_begin(round, tuple(samples))
         yield Attempt(remote, engines["server"], engines["fed"], self.peer.bridge(this.token, self.engine.real))
         remote.finish()
 

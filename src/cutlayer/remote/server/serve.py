@@ -29,6 +29,7 @@ from cutlayer.remote.identity.register import Register
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Packing, Ready
 from cutlayer.remote.server.deployment import DeviceBackend
+from cutlayer.remote.server.device_tests import DeviceTests
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER, Admission, listen
@@ -36,7 +37,9 @@ from cutlayer.remote.tensors.packing import CODECS
 from cutlayer.runs import build, config
 from cutlayer.runs.checks import RunPlan, check_run
 from cutlayer.runs.config import Run
+from cutlayer.runs.examination import Examination
 from cutlayer.runs.folder import Folder
+from cutlayer.runs.metrics import by_name
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import check_resumable, execute
 from cutlayer.runs.stopping import Limits
@@ -152,10 +155,14 @@ class RunServer:
 
     def training(self, run: Run) -> Training:
         """Return the training of this run, before its first round."""
+        examination = None
+        if not self.peer.apart:  # of two servers, neither has the whole model
+            examination = Examination.of(self.method, by_name(run.metrics or None, self.samples.like.num_classes))
         devices = DeviceBackend(
             method=self.method,
             sessions=self.sessions,
             sample=self.samples.like,
+            examination=examination,
             engine=self._engine(run),
             device=run.device,
             deadline=self.serving.deadline,
@@ -175,9 +182,19 @@ class RunServer:
             meters=build.meters(run),
         )
         test = None if self.peer.apart else self.samples.test  # neither server can compute the whole model
+        client_tests = None
+        if examination is not None:
+            client_tests = DeviceTests(
+                backend=devices,
+                examination=examination,
+                certain=run.hold_out > 0,
+                seed=run.seed,
+                precision=run.precision,
+            )
         return Training(
             runner=runner,
             test=None if test is None else test.to(run.device),
+            client_tests=client_tests,
             metrics=run.metrics or None,
             eval_every=run.eval_every,
             limits=Limits.of(run),
@@ -255,8 +272,9 @@ class RunServer:
         wanted = forms_of(self.samples.like)
         if ready.sample != wanted:
             raise LinkError(f"its samples are {_words(ready.sample)}, but those of this run are {_words(wanted)}")
-        if ready.samples > MOST_SAMPLES:
-            raise LinkError(f"it says that it holds {ready.samples} samples; no more than {MOST_SAMPLES} are believed")
+        claimed = max(ready.samples, ready.tests)
+        if claimed > MOST_SAMPLES:
+            raise LinkError(f"it says that it holds {claimed} samples; no more than {MOST_SAMPLES} are believed")
         if ready.samples < 2:
             raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
 

@@ -29,10 +29,11 @@ class RoundId(NamedTuple):
     number: int
     key: int
     token: int
+    tests: bool = False  # clients use the samples that they hold for testing
 
     @classmethod
-    def drawn(cls, number: int, key: int) -> "RoundId":
-        return cls(number, key, secrets.randbits(62))
+    def drawn(cls, number: int, key: int, *, tests: bool = False) -> "RoundId":
+        return cls(number, key, secrets.randbits(62), tests)
 
 
 class Joined(NamedTuple):
@@ -70,6 +71,7 @@ class ClientSession:
     name: str
     number: int
     samples: int
+    tests: int = 0  # samples that the client holds for testing
     kept: tuple[KeptVersion, ...]
     transmit: Callable[[Message, Sequence[Tensor]], int]  # returns the number of bytes sent
     close: Callable[[str], None]  # takes the reason
@@ -120,6 +122,7 @@ class ClientSession:
             key=round.key,
             token=round.token,
             begins=begins,
+            tests=round.tests,
             list=name,
             commands=request.commands if is_new else None,
             numbers=request.numbers,

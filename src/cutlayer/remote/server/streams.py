@@ -184,6 +184,7 @@ class ClientStream:
             name=self.name or "",
             number=ready.session,
             samples=ready.samples,
+            tests=ready.tests,
             kept=ready.kept,
             transmit=self._send,
             close=self._farewell,
