@@ -327,7 +327,7 @@ def test_plugins_must_be_the_same_on_both_sides(theirs: dict[str, str], ours: di
 
 
 def test_another_protocol_is_told_of_with_both_versions() -> None:
-    with pytest.raises(LinkError, match=r"the client speaks protocol 1 \(cutlayer 9.9\) and this server 2 \(cutlayer"):
+    with pytest.raises(LinkError, match=r"the client speaks protocol 1 \(cutlayer 9.9\) and this server 3 \(cutlayer"):
         _check_version(Hello(protocol=1, version="9.9", name="ann", plugins={}))
 
 

@@ -69,7 +69,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
     (chunk,) = encode(Bye(reason="x"))
     header = b"\x82\xa4type\xa3bye\xa6reason\xa1x"
     assert chunk == forged(header)
-    assert chunk[:16] == b"CUT\x02" + len(header).to_bytes(4, "little") + bytes(8)
+    assert chunk[:16] == b"CUT\x03" + len(header).to_bytes(4, "little") + bytes(8)
     assert (PREFIX, len(chunk)) == (20, 48)
 
 
@@ -242,10 +242,10 @@ WRONG = "a header is not what it should be: "
         (b"GET / HTTP/1.1\r\nHost: a", "what came is no message of cutlayer"),
         (
             forged(b"", protocol=9),
-            "the other side speaks protocol 9 and this one 2; install the same version of cutlayer on both",
+            "the other side speaks protocol 9 and this one 3; install the same version of cutlayer on both",
         ),
         (
-            struct.pack("<3sBIQI", b"CUT", 2, 2**32 - 1, 0, 0),
+            struct.pack("<3sBIQI", b"CUT", PROTOCOL, 2**32 - 1, 0, 0),
             "a header of 4294967295 bytes is too long; at most 67108864 are read",
         ),
         (forged(answer(), body=4096), "a body of 4096 bytes is too long; at most 1000 are expected now"),
