@@ -525,7 +525,7 @@ def test_list_names_everything(say: Any) -> None:
     found = say("list", "--json").json
     assert list(found) == [
         *("recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "schedules", "devices"),
-        *("meters", "codecs", "samplers"),
+        *("meters", "codecs", "samplers", "losses"),
     ]
     assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
     assert all(e["about"] for entries in found.values() for e in entries)

@@ -32,7 +32,7 @@ def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
 REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
     "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
-    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, meters, method, "
+    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, loss, meters, method, "
     "model, name, optimiser, partition, per_client, per_round, precision, rounds, sample, sampler, "
     "seed, server_engine, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, "
     "weights.",
@@ -295,7 +295,7 @@ def test_a_file_round_trip_keeps_the_run(tmp_path: Path) -> None:
 
 def test_the_documented_keys_and_their_defaults_are_the_real_ones() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    (spelled,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    spelled, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert config.changed(Run(), tomllib.loads(spelled), "the page") == Run()
     commented = re.sub(r"^# (?=\w+ = )", "", spelled, flags=re.MULTILINE)
     named = {*tomllib.loads(commented), "server_optimiser"}

@@ -23,7 +23,7 @@ from cutlayer.results import report
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
 
-ALL = "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS"
+ALL = "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS, LOSSES"
 ROOM = '''
 import cutlayer as cl
 from cutlayer.data import Dataset

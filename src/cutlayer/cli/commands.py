@@ -169,8 +169,8 @@ def list_(
     kind: Annotated[
         str | None,
         Argument(
-            help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs "
-            "or samplers; all by default."
+            help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs, "
+            "samplers or losses; all by default."
         ),
     ] = None,
     plugin: Plugins = None,

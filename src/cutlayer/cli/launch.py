@@ -126,7 +126,7 @@ def folder_of(run: Run, out: Path) -> Folder:
 
 def _check_data(runs: Sequence[Run], root: Path | None) -> None:
     """Load each data set once if there are several, so that a missing one is found before the first run starts."""
-    by_name = {run.data: run for run in runs}
+    by_name = {str(run.data): run for run in runs}
     for _, run in sorted(by_name.items()) if len(by_name) > 1 else ():
         build.dataset(run, root)
 

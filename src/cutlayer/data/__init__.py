@@ -5,13 +5,15 @@ Imports: core, errors, registry.
 
 from cutlayer.data.arrays import Arrays, from_arrays, from_dataset, split_off
 from cutlayer.data.augment import Augment
+from cutlayer.data.own import OwnData, load
 from cutlayer.data.partition import Partition, dirichlet, iid, natural, shards
-from cutlayer.data.sources import Dataset, load, names
+from cutlayer.data.sources import Dataset, names
 
 __all__ = [
     "Arrays",
     "Augment",
     "Dataset",
+    "OwnData",
     "Partition",
     "dirichlet",
     "from_arrays",

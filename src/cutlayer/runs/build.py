@@ -14,15 +14,18 @@ from cutlayer.core import keys
 from cutlayer.core.checks import check_device, reason
 from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
+from cutlayer.data import own
 from cutlayer.data.arrays import Arrays, split_off
+from cutlayer.data.digest import digest
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS, Partition
-from cutlayer.data.sources import SOURCES, TASKS, Dataset, data_folder, load, tokenised
+from cutlayer.data.sources import DATA, SOURCES, TASKS, Dataset, load, located, tokenised
 from cutlayer.errors import ConfigError
 from cutlayer.meters import METERS
 from cutlayer.models import MODELS, freeze_norms
 from cutlayer.models.language import tokenizer
 from cutlayer.models.weights import load_weights
+from cutlayer.pieces.losses import LOSSES, num_outputs, usual_loss, usual_metrics
 from cutlayer.pieces.sampler import SAMPLERS
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
@@ -41,7 +44,7 @@ def training(run: Run, root: Path | None = None) -> Training:
             "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
             "[sample] out and name its data"
         )
-    data, partition, test, validation = dealt(run, root)
+    data, partition, test, validation, content = dealt(run, root)
     planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
     runner = Simulation(
         planned,
@@ -64,10 +67,12 @@ def training(run: Run, root: Path | None = None) -> Training:
         runner=runner,
         test=test.to(run.device),
         validation=None if validation is None else validation.to(run.device),
+        metrics=usual_metrics(run.loss or usual_loss(data.y), data.y),
         eval_every=run.eval_every,
         per_client=run.per_client,
         rounds=run.rounds,
         until_samples=run.until_samples,
+        digest=content,
     )
 
 
@@ -85,6 +90,7 @@ class Dealt(NamedTuple):
     partition: Partition
     test: Arrays
     validation: Arrays | None
+    digest: str | None  # of the whole data set, if it is the user's own
 
 
 def dealt(run: Run, root: Path | None = None) -> Dealt:
@@ -100,7 +106,12 @@ def dealt(run: Run, root: Path | None = None) -> Dealt:
     partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
     if data.groups is not None and run.partition.name == "natural":
         test = test.of_groups(partition.names)  # test on the groups (roles, speakers) that are clients
-    return Dealt(data, partition, test, validation)
+    return Dealt(data, partition, test, validation, digest(sets.train, sets.test) if _is_own(run) else None)
+
+
+def _is_own(run: Run) -> bool:
+    """Return whether the user supplies the data, in files or by a plug-in."""
+    return isinstance(run.data, own.OwnData) or run.data in DATA.origins
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
@@ -123,6 +134,8 @@ def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tu
 
 def dataset(run: Run, root: Path | None = None) -> Dataset:
     """Load the run's data set; texts are encoded with the tokenizer of its model."""
+    if isinstance(run.data, own.OwnData):
+        return own.read(run.data, root)
     if run.data in SOURCES and run.model.name == "causal_lm":
         raise ConfigError(
             f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
@@ -142,25 +155,19 @@ def dataset(run: Run, root: Path | None = None) -> Dataset:
 
 def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
     """Return the run's model, cut; its initial weights are a function of the seed, or come from a file."""
-    task = DEFINITIONS.get(run.data)
+    task = DEFINITIONS.get(str(run.data))
+    loss = run.loss or usual_loss(data.y)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
     shape = tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()
-    options = fitted(run.model, shape, data.num_classes, **texts)
+    options = fitted(run.model, shape, num_outputs(loss, data.y, data.num_classes), **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
         net = model(run.model.name, options)
     if run.weights is not None:
-        load_weights(net, _found(run.weights, root), fresh=run.fresh)
+        load_weights(net, located(run.weights, root), fresh=run.fresh)
     if run.freeze_norms:
         freeze_norms(net)
-    return Split(net.to(run.device), run.cut, head=run.head)
-
-
-def _found(file: str, root: Path | None) -> Path:
-    """Return the file of this name in the working folder or, if there is none, in the data folder."""
-    folder = data_folder(root)
-    below = None if folder is None else folder / file
-    return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
+    return Split(net.to(run.device), run.cut, head=run.head, loss=registry.find("loss", LOSSES, loss))
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:

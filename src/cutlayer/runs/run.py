@@ -148,6 +148,8 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
             folder.refuse_if_taken()  # by a run that began in the meantime
         folder.clear()
     surroundings = {**environment(run.device), "engine": training.runner.engine_name}
+    if training.digest is not None:
+        surroundings["data"] = training.digest
     write(folder.environment, json.dumps(surroundings, indent=2) + "\n", START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training, run
@@ -169,6 +171,7 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     run = _checked(manifest["config"], run, folder)
     done = content["state"].round
     training = make(run)
+    _check_data(run, training, folder)
     content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)
     training.history = folder.cut_back(done)
     training.state = content["state"]
@@ -198,6 +201,16 @@ def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
     return run
+
+
+def _check_data(run: Run, training: Training, folder: Folder) -> None:
+    """Refuse to resume on other samples than the run began with."""
+    then, now = folder.surroundings().get("data"), training.digest
+    if then is not None and now is not None and then != now:
+        raise CheckpointError(
+            f"the data {run.data} have changed since {folder.path} began: their digest is {now[:12]} and was "
+            f"{then[:12]}; put the old data back, or start over with --overwrite"
+        )
 
 
 def with_engines_of(known: Mapping[str, Any], run: Run) -> Run:

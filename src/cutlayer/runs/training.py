@@ -88,6 +88,7 @@ class Training:
     per_client: bool = False  # also evaluate on each client's own training samples
     rounds: int = 0  # of the whole run; the last one is always evaluated
     until_samples: int | None = None  # the round that reaches it is the last
+    digest: str | None = None  # of the data; a resumed run must have the same
     history: list[Record] = field(default_factory=list)
     state: State = field(init=False)
 

@@ -13,7 +13,9 @@ from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
 from cutlayer.core.program import Program
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.columns import Columns
 from cutlayer.data.local import local
+from cutlayer.data.own import OwnData
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
 from cutlayer.remote.device.session import ClientDevice
@@ -81,7 +83,7 @@ class DeviceSettings:
     def _data(self, run: Run, client: int) -> Arrays:
         path = Path(self.data)
         if path.exists():
-            return local(path, sample=run.sample)
+            return local(path, sample=run.sample, columns=_columns(run))
         if run.sample is not None:
             raise DataError(
                 f"this run's samples are the devices' own: give a file or a folder, not the name {self.data}"
@@ -102,6 +104,18 @@ class DeviceSettings:
                 "join with --allow-raw if that is meant"
             )
         log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+
+
+def _columns(run: Run) -> Columns:
+    """Return which columns the run's own data have: a device names its own alike."""
+    if not isinstance(run.data, OwnData):
+        return Columns()
+    if run.data.standardise and run.sample is None:
+        raise DataError(
+            "this run standardises its inputs with the whole training set, which no device has; give the run a "
+            "[sample] with mean and std"
+        )
+    return run.data.columns
 
 
 def leaving(program: Program) -> list[Kind]:
