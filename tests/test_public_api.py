@@ -26,6 +26,7 @@ NAMES = [
     "RandomCut",
     "Relay",
     "Result",
+    "SampleTransform",
     "Split",
     "SplitFed",
     "SplitFedV2",

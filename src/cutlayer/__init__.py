@@ -2,7 +2,19 @@
 
 from cutlayer import data, models
 from cutlayer.core.batches import Batching
-from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
+from cutlayer.data import (
+    Arrays,
+    Augment,
+    Partition,
+    SampleTransform,
+    dirichlet,
+    from_arrays,
+    from_dataset,
+    iid,
+    load,
+    natural,
+    shards,
+)
 from cutlayer.errors import CutlayerError, LawError, UsageError
 from cutlayer.methods.fedavg import FedAvg, fedavg
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
@@ -49,6 +61,7 @@ __all__ = [
     "RandomCut",
     "Relay",
     "Result",
+    "SampleTransform",
     "Split",
     "SplitFed",
     "SplitFedV2",

@@ -17,9 +17,9 @@ from cutlayer.core.meter import Meter, Reporting
 from cutlayer.core.method import Method, global_model, metrics_of
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.state import Model, State
+from cutlayer.core.transport import Augmentation
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.engines.out_of_memory import out_of_memory, release
 from cutlayer.errors import ConfigError, DataError
@@ -228,7 +228,7 @@ def train(
     precision: Precision = "fp32",
     meters: Sequence[Meter] = (),
     devices: Devices | None = None,
-    augment: Augment | None = None,
+    augment: Augmentation | None = None,
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     per_client: bool = False,
@@ -261,7 +261,7 @@ def train(
             everything that is stored or sent stays float32. See `cutlayer.core.precision`.
         meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
         devices: how fast each client is; with them every record has the simulated time. See `Devices`.
-        augment: random changes of the training images; none by default.
+        augment: random changes of the training samples, an `Augment` or a `SampleTransform`; none by default.
         metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
         eval_every: evaluate after every so many rounds, and after the last.
         per_client: also evaluate the global model on each client's own samples.
