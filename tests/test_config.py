@@ -152,11 +152,12 @@ def test_the_written_form_is_this() -> None:
     )
     assert config.dumps(run) == (
         'name = "digits/first"\ndata = "digits"\nsubset = 1.0\nvalidation = 0.0\nclients = 20\n'
-        'sampler = "uniform"\ncut = 1\n'
+        "cut = 1\n"
         "freeze_norms = false\nrounds = 20\nuntil_converged = false\n"
         'seed = 0\nengine = "auto"\nserver_engine = "auto"\ndevice = "cpu"\nprecision = "fp32"\n'
         "eval_every = 1\nper_client = false\n"
         "checkpoint_every = 1\n\n"
+        '[sampler]\nname = "uniform"\n\n'
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
         '[optimiser]\nname = "sgd"\nlr = { schedule = "cosine", lr = 1e-05, rounds = 9 }\nnesterov = false\n\n'
         "[batching]\nsize = 8\nepochs = 1\ndrop_last = true\n"

@@ -36,6 +36,7 @@ NAMES = [
     "accuracy",
     "adam",
     "adamw",
+    "available",
     "client_memory",
     "data",
     "dirichlet",
@@ -69,6 +70,8 @@ NAMES = [
     "smofi",
     "splitlora",
     "train",
+    "uniform",
+    "weighted",
     "zo_sfl",
 ]
 

@@ -32,6 +32,8 @@ from cutlayer.methods.splitlora import splitlora
 from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
 from cutlayer.optim import schedules
 from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
+from cutlayer.pieces.sampler import Available as available
+from cutlayer.pieces.sampler import uniform, weighted
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.planner import plan
 from cutlayer.planning.probe import probe
@@ -71,6 +73,7 @@ __all__ = [
     "accuracy",
     "adam",
     "adamw",
+    "available",
     "client_memory",
     "data",
     "dirichlet",
@@ -104,5 +107,7 @@ __all__ = [
     "smofi",
     "splitlora",
     "train",
+    "uniform",
+    "weighted",
     "zo_sfl",
 ]

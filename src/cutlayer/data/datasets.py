@@ -1,6 +1,6 @@
 """Data sets of others: of torch, whose items are pairs, and of the package datasets, whose items have names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,16 +45,13 @@ def from_dataset(
     Items are read once, so a data set that draws random numbers is refused: give its transform to `train` instead, as
     `augment=SampleTransform(...)`.
     """
-    if not hasattr(dataset, "__len__"):
-        raise DataError("the data set has no length; collect its items in a list first: from_dataset(list(...))")
-    if not len(dataset):
-        raise DataError("the data set has no items; give at least one")
+    num = _length(dataset)
 
     def item(i: int) -> Item:
         return _item(dataset[i], i, inputs, target)
 
-    _refuse_random(item, len(dataset))
-    items = [item(i) for i in range(len(dataset))]
+    _refuse_random(item, num)
+    items = [item(i) for i in range(num)]
     values = [{name: _value(value, name, i) for name, value in _named(each)} for i, each in enumerate(items)]
     if pad is not None:
         _pad(values, pad)
@@ -64,6 +61,14 @@ def from_dataset(
     first = items[0].x
     x = dict(zip(first, stacked, strict=True)) if isinstance(first, Mapping) else stacked[0]
     return from_arrays(x, y, num_classes)
+
+
+def _length(dataset: Any) -> int:
+    if not isinstance(dataset, Sized):
+        raise DataError("the data set has no length; collect its items in a list first: from_dataset(list(...))")
+    if not len(dataset):
+        raise DataError("the data set has no items; give at least one")
+    return len(dataset)
 
 
 def _item(item: Any, i: int, inputs: str | Sequence[str] | None, target: str | None) -> Item:

@@ -1,5 +1,6 @@
 """Builds what a configured run names: data, model, method, devices and the training itself."""
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from cutlayer.models import MODELS, freeze_norms
 from cutlayer.models.language import tokenizer
 from cutlayer.models.weights import load_weights
 from cutlayer.pieces.losses import LOSSES, num_outputs, usual_loss, usual_metrics
-from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.pieces.sampler import SAMPLERS, Available, Sampler
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import Profile, profile
@@ -34,6 +35,8 @@ from cutlayer.runs.config import Choice, Run, literal
 from cutlayer.runs.simulation import Simulation
 from cutlayer.runs.training import Training
 from cutlayer.split import Split
+
+log = logging.getLogger("cutlayer")
 
 
 def training(run: Run, root: Path | None = None) -> Training:
@@ -44,7 +47,8 @@ def training(run: Run, root: Path | None = None) -> Training:
             "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
             "[sample] out and name its data"
         )
-    data, partition, test, validation, content = dealt(run, root)
+    sets = dataset(run, root)
+    data, partition, test, validation = deal(run, sets)
     planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
     runner = Simulation(
         planned,
@@ -52,7 +56,7 @@ def training(run: Run, root: Path | None = None) -> Training:
         partition,
         batching=run.batching,
         per_round=run.per_round,
-        sampler=registry.find("sampler", SAMPLERS, run.sampler),
+        sampler=sampler(run),
         engine=run.engine,
         server_engine=run.server_engine,
         chunk=run.chunk,
@@ -72,7 +76,7 @@ def training(run: Run, root: Path | None = None) -> Training:
         per_client=run.per_client,
         rounds=run.rounds,
         until_samples=run.until_samples,
-        digest=content,
+        digest=digest(sets.train, sets.test) if _is_own(run) else None,
     )
 
 
@@ -83,6 +87,14 @@ def meters(run: Run) -> tuple[Meter, ...]:
     return tuple(registry.find("meter", METERS, name)() for name in run.meters)
 
 
+def sampler(run: Run) -> Sampler:
+    """Return the sampler of a run; a trace file that it needs is read."""
+    made = registry.make("sampler", SAMPLERS, run.sampler.name, run.sampler.options)
+    if isinstance(made, Available) and made.trace is not None:
+        log.info("%s has rounds of %d clients", made.trace, len(made.intervals))
+    return made
+
+
 class Dealt(NamedTuple):
     """The samples of a run, and which client holds which."""
 
@@ -90,12 +102,15 @@ class Dealt(NamedTuple):
     partition: Partition
     test: Arrays
     validation: Arrays | None
-    digest: str | None  # of the whole data set, if it is the user's own
 
 
 def dealt(run: Run, root: Path | None = None) -> Dealt:
     """Load the run's data and divide them among its clients."""
-    sets = dataset(run, root)
+    return deal(run, dataset(run, root))
+
+
+def deal(run: Run, sets: Dataset) -> Dealt:
+    """Divide a data set among the run's clients."""
     data, test = sets.train, sets.test
     if run.subset < 1:
         data, test = (split_off(whole, run.subset, keys.fold(run.seed, "subset"))[1] for whole in (data, test))
@@ -106,7 +121,7 @@ def dealt(run: Run, root: Path | None = None) -> Dealt:
     partition = scheme.draw(data, run.clients, keys.fold(run.seed, "partition"))
     if data.groups is not None and run.partition.name == "natural":
         test = test.of_groups(partition.names)  # test on the groups (roles, speakers) that are clients
-    return Dealt(data, partition, test, validation, digest(sets.train, sets.test) if _is_own(run) else None)
+    return Dealt(data, partition, test, validation)
 
 
 def _is_own(run: Run) -> bool:

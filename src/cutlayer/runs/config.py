@@ -76,7 +76,7 @@ class Run:
     validation: float = 0.0  # fraction of the training samples held out before clients get theirs
     clients: int = 20
     per_round: int | None = None  # clients that take part in a round; all of them by default
-    sampler: str = "uniform"  # how these clients are drawn
+    sampler: Choice = Choice("uniform")  # how these clients are drawn
     partition: Choice = Choice("dirichlet", {"alpha": 0.3})
     sample: Sample | None = None  # shape and type of a sample, if only devices hold data
     model: Choice = Choice("cnn")
@@ -138,6 +138,7 @@ class Run:
 
 
 TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the `name` in a table may be
+    "sampler": ("sampler", SAMPLERS),
     "partition": ("partition", PARTITIONS),
     "model": ("model", MODELS),
     "method": ("method", METHODS),
@@ -151,7 +152,6 @@ NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "loss": ("loss", LOSSES),
     "engine": ("engine", ENGINES),
     "server_engine": ("engine", ENGINES),
-    "sampler": ("sampler", SAMPLERS),
 }
 
 WARMUP = inspect.Parameter("warmup", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int)
@@ -208,6 +208,8 @@ def recorded(changes: Mapping[str, Any], where: str) -> Run:
                 raise
             if isinstance(value, Mapping):
                 value = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
+            elif key in TABLES:
+                value = Choice(value)
             run = dataclasses.replace(run, **{key: value})
     return run
 
@@ -233,7 +235,7 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
     if entries is OPTIMISERS:  # like devices and partitions: cheap to build, and checks its own values
         _made(where, optim.build, name, **choice.options)
-    if key in ("devices", "partition"):
+    if key in ("devices", "partition", "sampler"):
         _made(where, entries[name], **choice.options)
     return choice
 

@@ -251,7 +251,8 @@ def train(
         validation: more such samples, reported separately.
         batching: batch size, and passes over the data or steps in a round.
         per_round: how many clients are sampled for each round; all of them by default.
-        sampler: samples them: a function of the clients, how many to draw, and a key; uniform by default.
+        sampler: samples them: `uniform` by default, `weighted` by their samples, `available(...)`, or a function of a
+            `Draw` (`cutlayer.pieces.sampler`).
         engine: "loop", "vmap", "graph" (on a GPU), "ray", an engine of your own, or "auto": graph on a GPU, elsewhere
             loop or vmap by a rule (`cutlayer.engines.auto`). They agree to rounding.
         chunk: to save memory, the most clients that vmap stacks at a time, or that have their own memory at a time on

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import torch
 
-from cutlayer import registry
 from cutlayer.core.checks import check_device, check_positive
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import needs_of
@@ -22,7 +21,7 @@ from cutlayer.data.local import local
 from cutlayer.data.sample import DTYPES, Sample
 from cutlayer.engines.auto import EngineSetting, chosen_for_servers
 from cutlayer.errors import ConfigError, LinkError, UnknownNameError
-from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.pieces.losses import usual_loss, usual_metrics
 from cutlayer.remote.device.session import forms_of
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.identity.register import Register
@@ -137,7 +136,7 @@ class RunServer:
             split=split, like=few, batch=run.batching.size, clients=run.per_round or run.clients, chunk=run.chunk
         )
         self._engine(run)  # report a mistake before anyone can join
-        self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
+        self._sampler = build.sampler(run)
         build.meters(run)  # likewise
         self._expected = run.clients  # how many clients a round waits for
         self._present: set[int] = set()
@@ -177,6 +176,7 @@ class RunServer:
         return Training(
             runner=runner,
             test=None if test is None else test.to(run.device),
+            metrics=usual_metrics(run.loss or usual_loss(self.samples.like.y), self.samples.like.y),
             eval_every=run.eval_every,
             rounds=run.rounds,
             until_samples=run.until_samples,
