@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from test_cli import mistake, say  # noqa: F401
+from test_plugins import restored  # noqa: F401
 
 import cutlayer as cl
 from cutlayer.data.columns import Columns
@@ -19,6 +20,7 @@ from cutlayer.data.local import local
 from cutlayer.data.own import OwnData, read
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.pieces.losses import LOSSES
+from cutlayer.remote.device.join import DeviceSettings
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 
@@ -306,3 +308,32 @@ def test_hospitals_are_clients(say: Any) -> None:  # noqa: F811
     )
     assert say("run", "a.toml", "--quiet").code == 0
     assert list(lines_of("a")[0]["clients"]) == ["ward-0", "ward-1", "ward-2"]
+
+
+def test_data_of_a_plugin_are_compared_as_well(say: Any) -> None:  # noqa: F811
+    Path("mine.py").write_text(
+        "import cutlayer as cl, numpy as np\nfrom cutlayer.data import Dataset\n"
+        "def load(root):\n    x = np.loadtxt('x.txt')\n    data = cl.from_arrays(x, x.sum(1))\n"
+        "    return Dataset('mine', data, data)\nDATA = {'plugged': load}\n"
+    )
+    np.savetxt("x.txt", patients(40)[0])
+    Path("a.toml").write_text(f'data = "plugged"\n{SMALL}{MLP}')
+    words = ("run", "a.toml", "--quiet", "--plugin", "mine.py")
+    assert say(*words).code == 0
+    assert say(*words, "--resume", "--rounds", "3").code == 0
+    np.savetxt("x.txt", patients(40)[0] + 1)
+    assert mistake(say(*words, "--resume", "--rounds", "4")).startswith(
+        "the data plugged have changed since runs/a/seed-0 began: their digest is "
+    )
+
+
+def test_a_device_reads_its_file_with_the_columns_of_the_run(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", {"age": [1, 2], "days": [3, 4], "note": ["x", "y"]})
+    table = {"path": "all.csv", "target": "days", "features": ["age"], "task": "regression"}
+    run = config.changed(Run(), {"data": table}, "x")
+    device = DeviceSettings(data=str(path))
+    found = device._data(run, 0)
+    assert (found.x.tolist(), found.y.tolist(), found.num_classes) == ([[1], [2]], [3, 4], None)
+    standardised = config.changed(run, {"data": {"standardise": True}}, "x")
+    with pytest.raises(DataError, match=r"which no device has; give the run a \[sample\] with mean and std"):
+        device._data(standardised, 0)

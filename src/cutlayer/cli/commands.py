@@ -87,8 +87,10 @@ def run(
         document = {"source": source or None, "runs": [config.as_dict(run) for run in runs]}
         show.result(document, tables.run_tables(runs), *([f"source: {source}"] if source else []), machine=as_json)
     else:
-        folders = launch.carried_out(runs, originals, orders)
-        _show_comparison(report.compare(folders), _figure(runs, orders, "figure.png"), as_json)
+        trained = launch.carried_out(runs, originals, orders)
+        if trained.folders:
+            _show_comparison(report.compare(trained.folders), _figure(runs, orders, "figure.png"), as_json)
+        trained.complain()
 
 
 def compare(

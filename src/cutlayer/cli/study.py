@@ -42,10 +42,11 @@ def planned(
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> CutStudy:
     """Train all runs of a study and sum them up."""
     _refuse_uncut(runs)
-    folders = launch.carried_out(runs, originals, orders)
+    trained = launch.carried_out(runs, originals, orders)
+    trained.complain()
     data = build.dataset(runs[0], orders.data).train
     costs = profile(build.model_of(runs[0], data, orders.data), data.x)
-    return summary(report.compare(folders), costs)
+    return summary(report.compare(trained.folders), costs)
 
 
 def _refuse_uncut(runs: Sequence[Run]) -> None:
