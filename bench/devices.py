@@ -21,8 +21,8 @@ from cutlayer import Batching, iid, methods
 from cutlayer.data.sample import Sample
 from cutlayer.runs import build
 from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import Simulation
-from cutlayer.runs.training import Rounds
 
 BAR = 1.5
 TOLERANCE = 1e-5  # between the models after a round

@@ -18,7 +18,7 @@ from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import MAY_CHANGE, ends, with_engines_of
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 QUEUE = Path(__file__).with_name("evidence.toml")
 RESULTS = Path(__file__).parent / "results" / "headline"

@@ -48,7 +48,8 @@ from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder, read_lines, write
 from cutlayer.runs.run import difference, environment, execute, with_engines_of
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.stopping import Record
+from cutlayer.runs.training import Training
 
 NONE = "–"
 MIB = 2.0**20

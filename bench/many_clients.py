@@ -19,8 +19,8 @@ from cutlayer import Arrays, Batching, iid, methods
 from cutlayer.data.sample import Sample
 from cutlayer.runs import build
 from cutlayer.runs.config import Choice, Run
+from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import Simulation
-from cutlayer.runs.training import Rounds
 
 TOLERANCE = 1e-5
 

@@ -34,7 +34,7 @@ from cutlayer.results import figures, report
 from cutlayer.results.report import Comparison, Panel
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder, write, writing
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"

@@ -37,7 +37,7 @@ from cutlayer.results.report import Panel
 from cutlayer.results.trials import Group
 from cutlayer.runs.config import Run, literal
 from cutlayer.runs.folder import Folder, read_lines
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 HOUR = 3600.0
 GIB = 2.0**30

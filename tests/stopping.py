@@ -11,7 +11,8 @@ from cutlayer.data import Augment
 from cutlayer.runs.checkpoint import pack, read
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.run import Folder, execute
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.stopping import Record
+from cutlayer.runs.training import Training
 
 SMALL = Run(
     name="small",

@@ -21,7 +21,8 @@ from cutlayer.recipes.scale import scaled
 from cutlayer.runs import simulation
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.stopping import Record
+from cutlayer.runs.training import Training
 
 RUN_OPTIONS = {
     "what",
@@ -301,7 +302,7 @@ def test_a_file_changes_a_recipe(say: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'model' or 'meters'?"),
+        ('metod = "sl"', "unknown key 'metod' in mine.toml; did you mean 'method' or 'mode' or 'model'?"),
         (
             'method = "fedavgg"',
             "unknown method 'fedavgg' in mine.toml, [method]; did you mean 'fedavg' or 'fedavgm' or 'fednag'?",
@@ -525,7 +526,7 @@ def test_list_names_everything(say: Any) -> None:
     found = say("list", "--json").json
     assert list(found) == [
         *("recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "schedules", "devices"),
-        *("meters", "codecs", "samplers", "losses"),
+        *("meters", "codecs", "samplers", "losses", "metrics"),
     ]
     assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
     assert all(e["about"] for entries in found.values() for e in entries)

@@ -11,7 +11,8 @@ from stopping import SMALL, outcome, unbroken
 
 from cutlayer.errors import CheckpointError
 from cutlayer.runs.run import Folder, execute
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.stopping import Record
+from cutlayer.runs.training import Training
 
 
 def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str, occasion: int) -> None:

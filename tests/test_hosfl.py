@@ -45,7 +45,9 @@ from cutlayer.errors import ConfigError, LawError, UnknownNameError
 from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.pieces.finite_mean import all_finite
 from cutlayer.pieces.hybrid import HybridClient
-from cutlayer.runs.training import Training, train
+from cutlayer.runs.stopping import Limits
+from cutlayer.runs.train import train
+from cutlayer.runs.training import Training
 from cutlayer.split import Split
 
 UNIT = optim.sgd(1.0)  # a step is the gradient itself
@@ -617,7 +619,7 @@ def test_a_round_is_told_no_number_of_steps(given: dict[str, int]) -> None:
 
 
 def test_training_tells_the_record_of_a_round() -> None:
-    training = Training(runner=world(hosfl()), rounds=1)
+    training = Training(runner=world(hosfl()), limits=Limits(rounds=1))
     record = training.round()
     assert (record["stopped"], record["samples"], record["extra_cut_tensors"]) == (0, 20, 0)
     assert kept(training.runner, 0).version == 1

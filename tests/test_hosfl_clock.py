@@ -10,6 +10,7 @@ from hybrid_worlds import ENGINES, WIDTH, P, hosfl, smooth, take_turns, world
 from cutlayer import optim
 from cutlayer.planning.devices import Device, Devices, Lanes
 from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 
 BELOW, ABOVE = 2 * 64 * 3, 2 * 3 * 10  # forward FLOPs of a sample
@@ -92,7 +93,7 @@ def test_passes_ahead_hide_what_fits_into_the_wait(overlap: int) -> None:
 @pytest.mark.parametrize("overlap", (0, 2, P))
 def test_passes_ahead_cost_no_extra_work(overlap: int) -> None:
     """P + 1 forward passes of each client, whenever they run."""
-    training = Training(runner=timed(THREE, SIZES, overlap=overlap), rounds=2)
+    training = Training(runner=timed(THREE, SIZES, overlap=overlap), limits=Limits(rounds=2))
     records = [training.round(), training.round()]
     assert [r["client_flops"] for r in records] == [n * (P + 1) * sum(BATCH) * BELOW for n in (1, 2)]
     assert {r["extra_cut_tensors"] for r in records} == {overlap}

@@ -20,6 +20,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.meters.memory import peak
 from cutlayer.methods.hosfl import HybridOrder
 from cutlayer.planning.devices import Device, Devices
+from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 from cutlayer.split import Split
 
@@ -173,7 +174,7 @@ EXTRA = {
 
 @pytest.mark.parametrize(("overlap", "num"), EXTRA)
 def test_the_cut_tensors_of_a_group_are_reported(overlap: int, num: int) -> None:
-    training = Training(runner=world(of_five(smooth(), overlap=overlap, side_by_side=num)), rounds=1)
+    training = Training(runner=world(of_five(smooth(), overlap=overlap, side_by_side=num)), limits=Limits(rounds=1))
     assert training.round()["extra_cut_tensors"] == EXTRA[overlap, num]
 
 
@@ -198,7 +199,7 @@ def test_the_clock_counts_the_same_work(engine: str, caplog: pytest.LogCaptureFi
     devices = Devices(clients=(Device(flops=2e3, up=3e2, down=9e2),) * 3, server=5e3)
     for num in (1, 2, P):
         sim = world(hosfl(smooth(torch.float32), side_by_side=num), (8, 8, 3), devices=devices, engine=engine)
-        record = Training(runner=sim, rounds=1).round()
+        record = Training(runner=sim, limits=Limits(rounds=1)).round()
         found.append((record["client_flops"], record["simulated_seconds"]))
     assert found[0] == found[1] == found[2] and found[0][0] > 0
     assert caplog.messages == []

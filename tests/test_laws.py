@@ -315,7 +315,6 @@ SECRETS: dict[str, Callable[[Scene], PerClient]] = {
     "gradients of its layers": lambda s: s.g,
     "one of those": lambda s: s.g.params,
     "those, asked of a loss": lambda s: s.clients.grad(s.me.scored, s.c, s.step.x, s.step.key),
-    "activations with running statistics": lambda s: s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key),
     "single values of its model": lambda s: s.c.model.params,
     "a pullback": lambda s: s.pull,
     "what it was sent": lambda s: s.clients.down(GRADIENTS, s.at_server),
@@ -331,6 +330,20 @@ SECRETS: dict[str, Callable[[Scene], PerClient]] = {
 def test_some_values_leave_under_no_kind(secret: str, kind: Kind, engine: str) -> None:
     message = KEPT if kind.home else HOMELESS
     assert refusal(lambda s: s.clients.up(kind(SECRETS[secret](s))), engine) == message.format(kind.name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [ACTIVATIONS, MODEL], ids=lambda kind: kind.name)
+def test_a_plain_tuple_is_told_that_a_kind_covers_one_value(kind: Kind, engine: str) -> None:
+    """Activations with running statistics, though the function gives activations."""
+    message = refusal(
+        lambda s: s.clients.up(kind(s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key))), engine
+    )
+    assert message == (
+        f"client 0 refuses to send {kind.name}: the value is a plain tuple of 2, and a kind covers one value. Return a "
+        "NamedTuple, say gives={field: kind} and send its fields one by one; or return one value; or, if the tuple is "
+        "(output, buffers), run the function with `vjp`"
+    )
 
 
 OTHER_NAMES: dict[str, tuple[Callable[[Scene], PerClient], Kind]] = {

@@ -496,6 +496,26 @@ WRONG_TYPES = {
         cutlayer.FedAvg(model=torch.nn.Linear(2, 4), opt=cutlayer.sgd(0.1)),
         "the method's model is a Linear; give a Split, such as Split(net, cut=1)",
     ),
+    "engine": (7, "engine is 7; give a name such as 'loop', or an engine such as Loop()"),
+    "sampler": ("often", "sampler is 'often'; give a function of a Draw, which returns the clients of the round"),
+    "on_round": (3, "on_round is 3; give a function of the record of a round"),
+    "devices": (
+        [1e9],
+        "devices is a list; give a Devices, such as Devices(clients=(phone, laptop), server=1e12)",
+    ),
+    "augment": (
+        {"crop": 4},
+        "augment is a dict; give an Augment, such as Augment(crop=4, flip=True), or a SampleTransform",
+    ),
+    "meters": (["memory"], "a meter is a str; give a Meter, an instance of a class with its methods"),
+    "seed": (0.5, "seed is 0.5; it must be a whole number"),
+    "per_round": ("2", "per_round is '2'; it must be a whole number"),
+    "rounds": (1.5, "rounds is 1.5; it must be a whole number"),
+    "validation": (X, f"the validation set is a Tensor; give an Arrays, {MADE}"),
+    "test_partition": (
+        [[0]],
+        "test_partition is a list; give a Partition, as cutlayer.iid, dirichlet, shards or natural draw one",
+    ),
 }
 
 
@@ -506,6 +526,73 @@ def test_python_callers_are_told_what_to_give(name: str) -> None:
         cutlayer.train(**{**SOUND, name: value})
     assert str(caught.value) == message
     assert cutlayer.train(**SOUND).history[-1]["round"] == 1
+
+
+SUCH = "such as cutlayer.sfl_v1(model=Split(net, cut=1), client_opt=sgd(0.1), server_opt=sgd(0.1))"
+NO_METHODS: dict[str, tuple[Any, str]] = {
+    "a function": (cutlayer.sfl_v1, f"method is sfl_v1 itself; call it with a model and optimisers, {SUCH}"),
+    "a class": (FedAvg, f"method is FedAvg itself; call it with a model and optimisers, {SUCH}"),
+    "a name": ("sfl_v1", f"method is a str; give a method, {SUCH}"),
+    "a module": (nn.Linear(2, 4), f"method is a Linear; give a method, {SUCH}"),
+    "a split": (Split(nn.Linear(2, 4), 1), f"method is a Split; give a method, {SUCH}"),
+}
+
+
+@pytest.mark.parametrize("what", NO_METHODS)
+def test_what_is_no_method_is_told_what_one_is(what: str) -> None:
+    value, message = NO_METHODS[what]
+    with pytest.raises(ConfigError) as caught:
+        cutlayer.train(**{**SOUND, "method": value})
+    assert str(caught.value) == message
+
+
+WEIGHTS = [torch.zeros(1, requires_grad=True)]
+OF_TORCH: dict[str, tuple[Any, str]] = {
+    "sgd": (torch.optim.SGD(WEIGHTS, lr=0.1), "SGD, cutlayer.sgd(0.1)"),
+    "momentum": (
+        torch.optim.SGD(WEIGHTS, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        "SGD, cutlayer.sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.0005)",
+    ),
+    "adam": (torch.optim.Adam(WEIGHTS, lr=0.01, betas=(0.8, 0.99)), "Adam, cutlayer.adam(0.01, betas=(0.8, 0.99))"),
+    "adamw": (torch.optim.AdamW(WEIGHTS, lr=0.01), "AdamW, cutlayer.adamw(0.01)"),
+    "another": (torch.optim.RMSprop(WEIGHTS), "RMSprop, cutlayer.sgd, adam or adamw"),
+}
+
+
+@pytest.mark.parametrize("side", ["client_opt", "server_opt"])
+@pytest.mark.parametrize("name", [*METHODS, "of somebody's own"])
+def test_an_optimiser_of_torch_is_told_what_to_give_instead(name: str, side: str) -> None:
+    given = {"model": Split(flat(), 1), "client_opt": sgd(0.1), "server_opt": sgd(0.1)}
+    for optimiser, told in OF_TORCH.values():
+        kind, _, instead = told.partition(", ")
+        with pytest.raises(ConfigError) as caught:
+            METHODS.get(name, SplitSGD)(**{**given, side: optimiser})
+        assert str(caught.value) == (
+            f"{side} is torch's {kind}, which updates the parameters of one module; cutlayer's are functions of the "
+            f"settings alone: give {instead}"
+        )
+
+
+@method
+@dataclass(frozen=True, kw_only=True)
+class SplitSGD:
+    """A method of somebody's own, without any check."""
+
+    model: Split
+    client_opt: Any
+    server_opt: Any
+
+
+def test_a_word_or_a_number_is_no_optimiser() -> None:
+    for wrong in ("sgd", 0.1, torch.optim.SGD):
+        with pytest.raises(ConfigError) as caught:
+            cutlayer.sfl_v1(model=Split(flat(), 1), client_opt=wrong, server_opt=sgd(0.1))  # type: ignore[arg-type]
+        assert str(caught.value) == f"client_opt is {wrong!r}; give an optimiser, such as cutlayer.sgd(0.1)"
+
+
+def test_a_module_is_no_split() -> None:
+    with pytest.raises(ConfigError, match=r"^model is a Sequential; give a Split, such as Split\(net, cut=1\)$"):
+        cutlayer.smofi(model=flat(), client_opt=sgd(0.1), server_opt=sgd(0.1))  # type: ignore[arg-type]
 
 
 def test_labels_of_the_test_set_must_be_classes_of_the_training_data() -> None:

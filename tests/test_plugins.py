@@ -23,7 +23,10 @@ from cutlayer.results import report
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
 
-ALL = "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS, LOSSES"
+ALL = (
+    "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS, LOSSES, "
+    "METRICS"
+)
 ROOM = '''
 import cutlayer as cl
 from cutlayer.data import Dataset
@@ -181,6 +184,7 @@ def test_codecs_of_a_plugin_are_refused(tmp_path: Path) -> None:
         ("DEVICES", "pool"),
         ("METERS", "ledger"),
         ("SAMPLERS", "uniform"),
+        ("METRICS", "f1"),
     ],
 )
 def test_a_name_that_is_taken_is_refused_with_all_of_the_file(tmp_path: Path, word: str, name: str) -> None:

@@ -19,10 +19,10 @@ from cutlayer.errors import CheckpointError, ConfigError, UnknownNameError
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.runs.config import Run
+from cutlayer.runs.evaluation import evaluate
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import Folder, execute
 from cutlayer.runs.simulation import Simulation
-from cutlayer.runs.training import evaluate
 
 DATA = images(dtype=torch.float32)
 

@@ -484,8 +484,8 @@ LOOKED_UP = {
     "runs/run.py": {
         "getattr(run, key)",
     },
-    "runs/training.py": {
-        "getattr(self, setting)",
+    "runs/stopping.py": {
+        "getattr(run, f.name)",
     },
     "split/traits.py": {
         "getattr(inspect.unwrap(type(module).forward), '__code__', None)",

@@ -1,6 +1,7 @@
 """Specifies samplers: uniform, by the number of samples, and of clients that are on, by chance or by a trace."""
 
 import json
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,26 @@ def test_a_resumed_run_draws_the_clients_of_one_that_was_not_stopped(say: Any) -
         "the trace none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'"
     )
     assert not Path("runs/none").exists()
+
+
+def test_a_python_run_writes_and_resumes_its_sampler_and_transform(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    data = cl.from_arrays(x, (x[:, 0] > 0).astype(np.int64))
+
+    def history(out: Path | None, rounds: int, resume: bool = False) -> list[Any]:
+        torch.manual_seed(0)
+        split = cl.Split(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), cut=1)
+        method = cl.sfl_v1(model=split, client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
+        options: dict[str, Any] = {"sampler": cl.available(0.4), "augment": cl.SampleTransform(noisy)}
+        options |= {"rounds": rounds, "out": out, "resume": resume, "engine": "loop"}
+        return cl.train(method, data, cl.iid(60, 6, key=0), batching=cl.Batching(size=5), **options).history
+
+    history(tmp_path / "run", 2)
+    told = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert told["sampler"] == {"name": "availability", "probability": 0.4, "among": "uniform"}
+    assert told["python"]["augment"].endswith("noisy") and "augment" not in told
+    assert history(tmp_path / "run", 4, resume=True) == history(None, 4)
+
+
+def noisy(sample: torch.Tensor) -> torch.Tensor:
+    return sample + 0.1 * torch.randn_like(sample)

@@ -18,8 +18,10 @@ from cutlayer import Arrays, Batching, Partition, Split, from_arrays, from_datas
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.methods import METHODS, Method, global_model
-from cutlayer.runs import training
-from cutlayer.runs.training import Training, evaluate
+from cutlayer.runs import evaluation
+from cutlayer.runs.evaluation import evaluate
+from cutlayer.runs.stopping import Limits
+from cutlayer.runs.training import Training
 
 CLIENTS = 4
 BATCH = Batching(size=4, steps=2)
@@ -321,7 +323,7 @@ def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(
     split = Split(mlp(), 1)
     model = split.initial()[0].joined(split.initial()[1])
     tried, outputs, released = [], [], []
-    monkeypatch.setattr(training, "release", lambda: released.append([output() for output in outputs]))
+    monkeypatch.setattr(evaluation, "release", lambda: released.append([output() for output in outputs]))
 
     def cramped(out: Tensor, y: Tensor) -> Tensor:
         tried.append(len(y))
@@ -342,7 +344,7 @@ def test_evaluation_takes_half_as_many_samples_at_a_time_where_memory_is_short(
 def test_an_evaluation_that_has_no_room_for_one_sample_or_fails_otherwise_fails() -> None:
     data, split = from_arrays(*blobs(4)), Split(mlp(), 1)
     model = split.initial()[0].joined(split.initial()[1])
-    errors = iter([torch.OutOfMemoryError, torch.OutOfMemoryError, torch.OutOfMemoryError, RuntimeError])
+    errors = iter([*[torch.OutOfMemoryError] * 3, *[RuntimeError] * 2])  # tried on a batch, then on all samples
 
     def fails(out: Tensor, y: Tensor) -> Tensor:
         raise next(errors)(f"with {len(y)}")
@@ -402,7 +404,7 @@ def test_a_training_can_be_driven_round_by_round() -> None:
     sim = cutlayer.runs.simulation.Simulation(
         sfl(mlp()), data, iid(len(data), CLIENTS, key=0), batching=BATCH, engine="loop"
     )
-    training = Training(runner=sim, test=data, rounds=2)
+    training = Training(runner=sim, test=data, limits=Limits(rounds=2))
     assert [training.round()["round"], training.round()["round"]] == [1, 2]
     whole = train(sfl(mlp()), data, sim.job.partition, rounds=2, test=data, batching=BATCH, engine="loop")
     assert training.history == whole.history

@@ -15,7 +15,7 @@ from cutlayer.data import (
     natural,
     shards,
 )
-from cutlayer.errors import CutlayerError, LawError, UsageError
+from cutlayer.errors import CutlayerError, DivergedError, LawError, UsageError
 from cutlayer.methods.fedavg import FedAvg, fedavg
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
 from cutlayer.methods.hasfl import Hasfl, hasfl
@@ -39,7 +39,10 @@ from cutlayer.planning.planner import plan
 from cutlayer.planning.probe import probe
 from cutlayer.planning.problem import Bound
 from cutlayer.planning.profile import profile
-from cutlayer.runs.training import Result, accuracy, evaluate, train
+from cutlayer.runs.evaluation import evaluate
+from cutlayer.runs.metrics import accuracy
+from cutlayer.runs.stopping import StopTraining
+from cutlayer.runs.train import Result, train
 from cutlayer.split import Split
 from cutlayer.studies.client_memory import client_memory
 from cutlayer.version import __version__ as __version__
@@ -52,6 +55,7 @@ __all__ = [
     "CutlayerError",
     "Device",
     "Devices",
+    "DivergedError",
     "FedAvg",
     "FslSage",
     "Hasfl",
@@ -67,6 +71,7 @@ __all__ = [
     "Split",
     "SplitFed",
     "SplitFedV2",
+    "StopTraining",
     "UnbalancedZeroth",
     "UsageError",
     "ZerothOrder",

@@ -9,6 +9,7 @@ CutlayerError
 │   ├── CutError            a model that cannot be cut there
 │   ├── InfeasibleError     devices for which there is no plan
 │   ├── CheckpointError     a checkpoint that is damaged, missing or of another run
+│   ├── DivergedError       a run in which nobody can train any more; it carries the result so far
 │   └── LinkError           a server that cannot be reached, or that refuses this client
 ├── WireError               an invalid message
 └── LawError                a method that would move a value where it must not go
@@ -18,7 +19,7 @@ Each message says what happened, where, and what to do.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 
 class CutlayerError(Exception):
@@ -67,6 +68,14 @@ class InfeasibleError(UsageError):
 
 class CheckpointError(UsageError):
     """A checkpoint that cannot be read or written."""
+
+
+class DivergedError(UsageError):
+    """Nobody can train any more: no loss or no gradient is finite. `result` is the result of `train` so far."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class LinkError(UsageError):

@@ -25,7 +25,7 @@ from cutlayer.cli.overlap import overlap
 from cutlayer.cli.plan import plan
 from cutlayer.cli.profile import profile
 from cutlayer.cli.serve import serve
-from cutlayer.errors import ConfigError, CutlayerError
+from cutlayer.errors import ConfigError, CutlayerError, DivergedError
 from cutlayer.results import figures, report
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
@@ -172,7 +172,7 @@ def list_(
         str | None,
         Argument(
             help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs, "
-            "samplers or losses; all by default."
+            "samplers, losses or metrics; all by default."
         ),
     ] = None,
     plugin: Plugins = None,
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("CUTLAYER_DEBUG"):
             traceback.print_exc()
         _complain(f"error: {error}")
-        raise SystemExit(2) from None
+        raise SystemExit(3 if isinstance(error, DivergedError) else 2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except launch.Interrupted as stopped:

@@ -13,13 +13,14 @@ from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import RunWatcher, watching
 from cutlayer.cli.run_files import runs_of
 from cutlayer.core.checks import reason
-from cutlayer.errors import ConfigError, CutlayerError, DataError, UsageError
+from cutlayer.errors import ConfigError, CutlayerError, DataError, DivergedError, UsageError
 from cutlayer.methods import METHODS
 from cutlayer.recipes.scale import scaled, size_of
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
+from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
 
@@ -62,12 +63,16 @@ class Trained(NamedTuple):
 
     folders: list[Folder]
     failures: list[str]
+    diverged: list[str]  # runs in which nobody could train any more; they have ended, too
 
     def complain(self) -> None:
-        """Raise an error if a run has failed."""
+        """Raise an error if a run has failed or diverged."""
         if self.failures:
             num = len(self.folders) + len(self.failures)
-            raise UsageError("\n".join([f"{len(self.failures)} of {num} runs failed:", *self.failures]))
+            words = [f"{len(self.failures)} of {num} runs failed:", *self.failures]
+            raise UsageError("\n".join([*words, *(["diverged:", *self.diverged] if self.diverged else [])]))
+        if self.diverged:
+            raise DivergedError("\n".join(self.diverged))
 
 
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> Trained:
@@ -87,12 +92,14 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
                 folder.refuse_if_taken()
         _check_data(every, orders.data)
         several_seeds = len({run.seed for run in every}) > 1
-        trained = Trained([], [])
+        trained = Trained([], [], [])
         for run, folder in zip(every, folders, strict=True):
             title = f"{run.name} seed {run.seed}" if several_seeds else run.name
             try:
-                _train(run, folder, orders, watcher, title)
+                training = _train(run, folder, orders, watcher, title)
                 trained.folders.append(folder)
+                if training.diverged:
+                    trained.diverged.append(f"{title}: {training.diverged}")
             except Interrupted:
                 raise
             except Exception as error:
@@ -107,9 +114,9 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, CutlayerError) else f"{type(error).__name__}: {reason(error)}"
 
 
-def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> None:
+def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> Training:
     try:
-        execute(
+        return execute(
             run,
             folder,
             root=orders.data,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cutlayer.core.text import human_bytes, human_seconds, percent
 from cutlayer.runs.config import Run
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 LINES_PER_RUN = 10
 PARTS = 10_000  # of a bar

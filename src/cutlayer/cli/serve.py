@@ -12,7 +12,7 @@ from cutlayer import plugins
 from cutlayer.cli import launch, options
 from cutlayer.cli.launch import Interrupted
 from cutlayer.cli.progress import logging_to
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, DivergedError
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
 
@@ -120,6 +120,8 @@ def serve(
         except KeyboardInterrupt:
             raise Interrupted(run, folder, again=()) from None
     Console().print(f"{training.state.round} rounds done; the model is in {folder.model}", soft_wrap=True)
+    if training.diverged:
+        raise DivergedError(training.diverged)
 
 
 def _one(what: str, settings: list[str]) -> Run:

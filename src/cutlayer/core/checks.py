@@ -64,5 +64,29 @@ def check_type(name: str, value: object, wanted: type, how: str) -> None:
         raise ConfigError(f"{name} is {_a(type(value))}; give {_a(wanted)}, {how}")
 
 
+def check_optimiser(name: str, value: object) -> None:
+    """Refuse an optimiser of torch, which holds the parameters of one module, and what is no optimiser at all."""
+    if isinstance(value, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{name} is torch's {type(value).__name__}, which updates the parameters of one module; cutlayer's are "
+            f"functions of the settings alone: give {_as_function(value)}"
+        )
+    if value is not None and isinstance(value, str | int | float | type):
+        raise ConfigError(f"{name} is {value!r}; give an optimiser, such as cutlayer.sgd(0.1)")
+
+
+def _as_function(optimiser: torch.optim.Optimizer) -> str:
+    """Return the call that makes the same optimiser, as far as there is one."""
+    name = type(optimiser).__name__.lower()
+    known = {"sgd": ("momentum", "nesterov", "weight_decay"), "adam": ("betas", "eps", "weight_decay")}
+    known["adamw"] = known["adam"]
+    if name not in known:
+        return "cutlayer.sgd, adam or adamw"
+    own = optimiser.defaults
+    usual = type(optimiser)([torch.zeros(1)], lr=own["lr"]).defaults  # type: ignore[call-arg]
+    options = [f"{key}={own[key]!r}" for key in known[name] if own[key] != usual[key]]
+    return f"cutlayer.{name}({', '.join([repr(own['lr']), *options])})"
+
+
 def _a(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"

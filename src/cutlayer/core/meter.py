@@ -29,6 +29,7 @@ class Reporting(Protocol):
         """Return the figures to add to a round's record, by name."""
 
 
+@runtime_checkable
 class Meter(Protocol):
     """Told of every crossing that the laws allow.
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
-from cutlayer.core.checks import check_type
+import torch
+
+from cutlayer.core.checks import check_optimiser, check_type
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, State
@@ -12,6 +15,7 @@ from cutlayer.core.values import Held
 from cutlayer.errors import ConfigError, LawError, UsageError
 
 C = TypeVar("C", bound=type[Any])
+OPTIMISERS = ("client_opt", "server_opt", "opt")  # the usual names of a method's optimisers
 PYTHON_ONLY = {"python_only": True}  # metadata of a field that Python code may set and a configuration file may not
 
 
@@ -68,12 +72,24 @@ def method(cls: C) -> C:
         )
 
     cls.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
+    cls.__init__ = _checking_optimisers(cls.__init__)
     cls._is_method = True
     declared = dir(cls)  # with what it inherits
     for name, default in DEFAULTS.items():
         if name not in declared:
             setattr(cls, name, default)
     return cls
+
+
+def _checking_optimisers(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(self: object, *args: Any, **options: Any) -> None:
+        for name, value in options.items():
+            if name in OPTIMISERS or isinstance(value, torch.optim.Optimizer):
+                check_optimiser(name, value)
+        init(self, *args, **options)
+
+    return checked
 
 
 def _no_metrics(self: Method, state: State) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Clients:
         leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
         for kind, value in leaving:
             for block in value.blocks:
-                self._world.program.release(kind, block.gives, block.ids[0])
+                self._world.program.release(kind, block.gives, block.ids[0], block.tree)
         ids, values = self._world.transport.up(leaving, asked)
         self._world.missing.update(j for j in asked if j not in ids)
         brought = []

@@ -74,3 +74,6 @@ class State(NamedTuple, Generic[T]):
     server: Any  # the server-side model or part, at the training server
     memory: T  # what else the method keeps, each value at its place
     report: Any = None  # of the last round: sum of batch losses, number of batches, clients that stopped
+
+    def __repr__(self) -> str:
+        return f"State(round={self.round}, ...)"

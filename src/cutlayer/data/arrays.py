@@ -44,6 +44,11 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        inputs = " and ".join(f"{name} {_form(value)}" for name, value in named_inputs(self.x))
+        targets = f"y {_form(self.y)}" if self.num_classes is None else f"{self.num_classes} classes"
+        return f"Arrays({len(self)} samples: {inputs}, {targets})"
+
     def take(self, index: Index) -> "Arrays":
         """Return the samples of these indices (or of a mask), in that order."""
         rows = torch.as_tensor(index, device=self.y.device)
@@ -80,6 +85,11 @@ class Arrays:
 def named_inputs(x: Any) -> list[tuple[str, Any]]:
     """Return inputs with their names in messages."""
     return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, Mapping) else [("x", x)]
+
+
+def _form(value: Tensor) -> str:
+    """Return the shape and type of one sample's value."""
+    return " ".join(["x".join(str(n) for n in value.shape[1:]), str(value.dtype).removeprefix("torch.")]).strip()
 
 
 def _check_length(name: str, value: Tensor, y: Tensor) -> None:

@@ -35,6 +35,9 @@ class Partition:
         if len(self.names) != len(self.clients):
             raise PartitionError(f"{len(self.clients)} clients have {len(self.names)} names; give one each, or none")
 
+    def __repr__(self) -> str:
+        return f"Partition({len(self)} clients, {int(self.sizes.sum())} samples)"
+
     def __len__(self) -> int:
         return len(self.clients)
 

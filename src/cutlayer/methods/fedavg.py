@@ -15,6 +15,7 @@ from cutlayer.core.tree import storable
 from cutlayer.core.values import Held
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.carry import Carry, Reset
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import Report, report
 from cutlayer.pieces.weights import Agg, check_agg, weights
@@ -93,6 +94,7 @@ class FedAvg:
         return report(progress)
 
 
+@factory
 def fedavg(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:
     """FedAvg; the client's optimiser trains all layers."""
     return FedAvg(model=model, opt=client_opt, agg=agg)

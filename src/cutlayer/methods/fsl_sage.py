@@ -20,6 +20,7 @@ from cutlayer.optim.optimiser import Transform, adam
 from cutlayer.pieces.auxiliary import Alignment, Auxiliary, Buffer, FirstUnits, Given, Net, appended
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Arrived, in_turns
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sampler import shuffled
 from cutlayer.pieces.start import refuse_joint_norm, refuse_u_shape, with_one_server
@@ -140,6 +141,7 @@ class FslSage:
         return united(new, holding.memory.recall(KEPT))
 
 
+@factory
 def fsl_sage(
     *,
     model: Split,

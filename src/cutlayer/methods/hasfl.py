@@ -18,6 +18,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, by_shape, with_loss
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.finite_mean import all_finite, heard, loss_of_finite, mean_of
 from cutlayer.pieces.observe import Estimates, Observer, Parts, Watch, renewed
 from cutlayer.pieces.recut import of_model, recut, regrown
@@ -251,6 +252,7 @@ class Hasfl:
         return found
 
 
+@factory
 def hasfl(
     *,
     model: Split,

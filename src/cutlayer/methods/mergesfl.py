@@ -15,6 +15,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Crossing, Exchange, by_shape
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.merge import finite_or_zero, in_share, or_zeros, own_mean, watched, while_any
 from cutlayer.pieces.report import report
 from cutlayer.pieces.sizes import Regulated
@@ -91,6 +92,7 @@ class MergeSFL:
         return gs, server.each(own_mean, back(gs.cut), share, ok)
 
 
+@factory
 def mergesfl(
     *,
     model: Split,

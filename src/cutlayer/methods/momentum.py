@@ -12,6 +12,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.methods.fedavg import FedAvg
 from cutlayer.optim.optimiser import Optimiser, Transform, co_clipped, proximal
 from cutlayer.pieces.carry import AverageMoments, Carry, Reset
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.outer import HeavyBall, SlowMo
 from cutlayer.pieces.weights import Agg
 from cutlayer.registry import find
@@ -21,6 +22,7 @@ Buffers = Literal["reset", "average"]
 CARRIES: dict[str, Carry] = {"reset": Reset(), "average": AverageMoments()}
 
 
+@factory
 def fedprox(
     *,
     model: Split,
@@ -34,6 +36,7 @@ def fedprox(
     return FedAvg(model=model, opt=proximal(client_opt, mu), agg=agg)
 
 
+@factory
 def fednar(
     *,
     model: Split,
@@ -47,6 +50,7 @@ def fednar(
     return FedAvg(model=model, opt=co_clipped(client_opt, max_norm), agg=agg)
 
 
+@factory
 def fedavgm(
     *,
     model: Split,
@@ -59,6 +63,7 @@ def fedavgm(
     return FedAvg(model=model, opt=client_opt, outer=HeavyBall(beta), agg=agg)
 
 
+@factory
 def slowmo(
     *,
     model: Split,
@@ -74,6 +79,7 @@ def slowmo(
     return FedAvg(model=model, opt=client_opt, outer=SlowMo(alpha, beta), carry=carry, agg=agg)
 
 
+@factory
 def fednag(*, model: Split, client_opt: Transform, server_opt: Transform | None = None, agg: Agg = "samples") -> FedAvg:
     """FedNAG: FedAvg that also averages the clients' momenta and carries them on; meant for Nesterov momentum."""
     if not client_opt.moments:

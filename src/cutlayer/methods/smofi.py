@@ -5,6 +5,7 @@ import logging
 from cutlayer.methods.random_cut import RandomCut
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.optim.optimiser import Transform
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.fuse import Fuse, FuseMomenta, Keep
 from cutlayer.pieces.outer import HeavyBall
 from cutlayer.pieces.weights import Agg
@@ -13,6 +14,7 @@ from cutlayer.split import Split
 log = logging.getLogger("cutlayer")
 
 
+@factory
 def smofi(
     *,
     model: Split,

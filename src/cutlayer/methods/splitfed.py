@@ -13,6 +13,7 @@ from cutlayer.core.values import Held
 from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.exchange import Exchange, Side, by_shape, joint_norms, through_server
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.fuse import AverageEachEpoch, AverageEachStep, Fuse, Keep
 from cutlayer.pieces.outer import Outer, Replace
 from cutlayer.pieces.report import report
@@ -83,6 +84,7 @@ class SplitFed:
         )
 
 
+@factory
 def sfl_v1(
     *, model: Split, client_opt: Transform, server_opt: Transform, sync: Sync = "round", agg: Agg = "samples"
 ) -> SplitFed:

@@ -7,6 +7,7 @@ from cutlayer.errors import ConfigError
 from cutlayer.methods.splitfed import SplitFed
 from cutlayer.methods.splitfed_v2 import SplitFedV2
 from cutlayer.optim.optimiser import Transform
+from cutlayer.pieces.factory import factory
 from cutlayer.pieces.weights import Agg
 from cutlayer.split import Split
 
@@ -14,6 +15,7 @@ Mode = Literal["per_client", "shared_server"]
 INTERVAL = 100  # as in public code of the paper
 
 
+@factory
 def splitlora(
     *,
     model: Split,

@@ -60,19 +60,8 @@ def num_outputs(loss: str, y: Tensor, num_classes: int | None) -> int | None:
     return y[:1].numel() if y.is_floating_point() else num_classes
 
 
-def is_right(out: Tensor, y: Tensor) -> Tensor:
-    """Accuracy of binary scores: whether each is on the right side of 0; of several targets a sample, their mean."""
-    right = (_fitting(out, y) > 0) == (y > 0.5)
-    return right.double().reshape(len(y), -1).mean(1)
-
-
-def absolute_error(out: Tensor, y: Tensor) -> Tensor:
-    """Mean absolute error of each sample."""
-    return (_fitting(out, y) - y).abs().double().reshape(len(y), -1).mean(1)
-
-
-def usual_metrics(loss: str, y: Tensor) -> dict[str, Loss] | None:
-    """Return the metrics that fit a loss; None for those of a classification."""
+def usual_metrics(loss: str, y: Tensor) -> tuple[str, ...] | None:
+    """Return the names of the metrics that fit a loss; None for those of a classification."""
     if loss == "bce":
-        return {"accuracy": is_right}
-    return {"mae": absolute_error} if y.is_floating_point() else None
+        return ("accuracy",)
+    return ("mae", "rmse", "r2") if y.is_floating_point() else None

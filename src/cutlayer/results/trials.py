@@ -14,7 +14,7 @@ from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import Converged
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import with_engines_of
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _same_but_seed(a: Run, b: Run) -> bool:
     """
     alike: dict[str, Any] = {
         "seed": 0, "rounds": 1, "until_converged": False, "until_accuracy": None, "until_samples": None,
-        "checkpoint_every": 1,
+        "patience": None, "min_delta": 0.0, "checkpoint_every": 1,
     }  # fmt: skip
     a, b = with_engines_of(config.as_dict(b), a), with_engines_of(config.as_dict(a), b)
     return config.as_dict(replace(a, **alike)) == config.as_dict(replace(b, **alike))

@@ -18,6 +18,7 @@ from cutlayer.core.method import Method
 from cutlayer.data import own
 from cutlayer.data.arrays import Arrays, split_off
 from cutlayer.data.digest import digest
+from cutlayer.data.hold_out import hold_out
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS, Partition
 from cutlayer.data.sources import DATA, SOURCES, TASKS, Dataset, load, located, tokenised
@@ -32,7 +33,9 @@ from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import Profile, profile
 from cutlayer.runs.config import Choice, Run, literal
+from cutlayer.runs.federated import ClientTests
 from cutlayer.runs.simulation import Simulation
+from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 from cutlayer.split import Split
 
@@ -49,10 +52,14 @@ def training(run: Run, root: Path | None = None) -> Training:
         )
     sets = dataset(run, root)
     data, partition, test, validation = deal(run, sets)
+    client_tests, placed = None, data.to(run.device)
+    if run.hold_out:
+        partition, held = hold_out(partition, run.hold_out, keys.fold(run.seed, "hold_out"))
+        client_tests = ClientTests(placed, held)
     planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
     runner = Simulation(
         planned,
-        data.to(run.device),
+        placed,
         partition,
         batching=run.batching,
         per_round=run.per_round,
@@ -71,12 +78,12 @@ def training(run: Run, root: Path | None = None) -> Training:
         runner=runner,
         test=test.to(run.device),
         validation=None if validation is None else validation.to(run.device),
-        metrics=usual_metrics(run.loss or usual_loss(data.y), data.y),
+        client_tests=client_tests,
+        metrics=run.metrics or usual_metrics(run.loss or usual_loss(data.y), data.y),
         eval_every=run.eval_every,
         per_client=run.per_client,
-        rounds=run.rounds,
-        until_samples=run.until_samples,
-        digest=digest(sets.train, sets.test) if _is_own(run) else None,
+        limits=Limits.of(run),
+        inputs={f"the data {run.data}": digest(sets.train, sets.test)} if _is_own(run) else {},
     )
 
 

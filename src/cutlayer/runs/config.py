@@ -26,6 +26,7 @@ import msgspec
 from cutlayer import optim, registry
 from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_device_name
+from cutlayer.core.method import PYTHON_ONLY
 from cutlayer.core.precision import Precision
 from cutlayer.data.augment import Augment
 from cutlayer.data.own import OwnData, is_path
@@ -41,6 +42,8 @@ from cutlayer.optim.schedules import SCHEDULES, Schedule
 from cutlayer.pieces.losses import LOSSES
 from cutlayer.pieces.sampler import SAMPLERS
 from cutlayer.planning.devices import DEVICES
+from cutlayer.runs.metrics import METRICS, Goal
+from cutlayer.runs.stopping import Limits
 
 MOST_THREADS = 4096
 COUNTS = ("clients", "per_round", "rounds", "until_samples", "chunk", "cpu_threads", "eval_every", "checkpoint_every")
@@ -95,6 +98,12 @@ class Run:
     until_converged: bool = False  # stop early, once five evaluations gain next to nothing
     until_accuracy: float | None = None  # stop early, once the test accuracy is this high
     until_samples: int | None = None  # stop early, once clients have processed so many samples in total
+    patience: int | None = None  # stop early, after so many evaluations without a gain of the monitored metric
+    monitor: str | None = None  # such as "validation_accuracy": its best model is kept; with patience it has a default
+    mode: Goal | None = None  # whether it should rise ("max") or fall; known for cutlayer's own metrics
+    min_delta: float = 0.0  # a gain is more than this
+    metrics: tuple[str, ...] = ()  # besides the loss; for classes the accuracy by default
+    hold_out: float = 0.0  # fraction of each client's samples that it keeps for its own test of the model
     seed: int = 0
     engine: str = "auto"
     server_engine: str = "auto"  # of servers whose clients are on Ray or on devices
@@ -106,6 +115,8 @@ class Run:
     per_client: bool = False  # also measure the model on each client's own samples
     meters: tuple[str, ...] = ()  # that watch the run besides the ledger and the clock
     checkpoint_every: int = 1  # the last round always writes one
+    # Of a run that `cutlayer.train` made: what only Python can name.
+    python: dict[str, Any] | None = field(default=None, metadata=PYTHON_ONLY)
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -118,8 +129,10 @@ class Run:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ConfigError(f"{name} is {value}; it must be a fraction above 0 and up to 1")
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"validation is {self.validation}; it must be a fraction from 0 up to below 1")
+        for name in ("validation", "hold_out"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a fraction from 0 up to below 1")
+        Limits.of(self)
         check_device_name(self.device)
         path = PurePosixPath(self.name)
         if not path.parts or path.is_absolute() or ".." in path.parts or any(c in self.name for c in "\\\0"):
@@ -129,7 +142,7 @@ class Run:
     def _tell_init(self) -> None:
         """Make the source of the initial weights explicit: a file, or the `init` of the model."""
         default = default_init(self.model.name)
-        if default is None:
+        if default is None or self.python is not None:
             return
         if self.weights is None:
             object.__setattr__(self, "model", Choice(self.model.name, {"init": default, **self.model.options}))
@@ -152,7 +165,10 @@ NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "loss": ("loss", LOSSES),
     "engine": ("engine", ENGINES),
     "server_engine": ("engine", ENGINES),
+    "metrics": ("metric", METRICS),
 }
+
+REPEAT = "repeat it with that program: `cutlayer.train(..., out=..., resume=True)` goes on with it"
 
 WARMUP = inspect.Parameter("warmup", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int)
 
@@ -174,6 +190,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
 
     Names, types and values are checked; `where` is the file or command line that messages refer to.
     """
+    if "python" in changes:
+        raise ConfigError(f"{where} is the run of a Python program, whose objects a file cannot name; {REPEAT}")
     known = registry.options_of(Run)
     values: dict[str, Any] = {}
     for key, value in changes.items():
@@ -189,8 +207,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
             raise UnknownNameError("table", key, (*TABLES, *SETTINGS), where)
         else:
             values[key] = _typed(key, value, known[key].annotation, where)
-            if key in NAMES and value is not None:
-                registry.find(*NAMES[key], value, where)
+            for name in () if key not in NAMES or value is None else [value] if isinstance(value, str) else value:
+                registry.find(*NAMES[key], name, where)
     table = changes.get("model")
     if values.get("weights") is not None and not (isinstance(table, Mapping) and "init" in table):
         values["model"] = _without_init(values.get("model", run.model))  # a file of weights replaces it
@@ -199,6 +217,8 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
 
 def recorded(changes: Mapping[str, Any], where: str) -> Run:
     """Return a run from what `dumps` wrote; the things that it names need not be registered any more."""
+    if "python" in changes:
+        return _of_python(changes, where)
     run = Run()
     for key, value in changes.items():
         try:
@@ -212,6 +232,16 @@ def recorded(changes: Mapping[str, Any], where: str) -> Run:
                 value = Choice(value)
             run = dataclasses.replace(run, **{key: value})
     return run
+
+
+def _of_python(changes: Mapping[str, Any], where: str) -> Run:
+    """Return the run of a Python program: what it names are its own objects."""
+    own = {k: _with_tuples(v) for k, v in changes.items() if k in TABLES or k in NAMES or k in ("data", "python")}
+    for key, value in own.items():
+        if key in TABLES:
+            own[key] = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
+    known = changed(Run(), {k: v for k, v in changes.items() if k not in own}, where)
+    return dataclasses.replace(known, **own)
 
 
 def _without_init(model: Choice) -> Choice:

@@ -1,6 +1,7 @@
 """The folder of a run: its configuration, metrics, checkpoints and results.
 
-    config.toml          the run with its engines resolved; `cutlayer run` on it repeats it
+    config.toml          the run with its engines resolved; `cutlayer run` on it repeats it, unless it has a table
+                         [python]: then `cutlayer.train` made it of objects that have no names
     environment.json     versions, the machine, its GPU, and the engine that was used
     metrics.jsonl        one line a round; the same for the same seed, engine and machine
     timing.jsonl         wall seconds of each round, separate because they differ between runs
@@ -8,6 +9,8 @@
     ledger.json          bytes by kind, direction and client, and round trips, of the whole run
     model.safetensors    the trained model, as a state dict of the unsplit module; or, of a language model,
     pretrained/          its adapters as peft reads them, or all of it as transformers does
+    best.safetensors     the model of the best evaluation, if the run monitors a metric, with its round as metadata;
+    best_pretrained/     of a language model
 
 Files are replaced by a rename, so they are always complete; only the last line of a .jsonl file may be cut off by a
 crash.
@@ -26,7 +29,7 @@ from cutlayer.errors import CheckpointError
 from cutlayer.runs import config
 from cutlayer.runs.checkpoint import Store, write_to_disk
 from cutlayer.runs.config import Run
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 try:
     import fcntl
@@ -48,6 +51,8 @@ class Folder:
         self.ledger = path / "ledger.json"
         self.model = path / "model.safetensors"
         self.pretrained = path / "pretrained"
+        self.best = path / "best.safetensors"
+        self.best_pretrained = path / "best_pretrained"
         self.store = Store(path / "checkpoints")
 
     def holds_run(self) -> bool:
@@ -82,7 +87,7 @@ class Folder:
                 os.close(handle)
 
     def run(self) -> Run:
-        """Return the run of this folder."""
+        """Return the run of this folder, which a configuration must be able to name."""
         return config.changed(Run(), config.read(self.config), str(self.config))
 
     def recorded(self) -> Run:
@@ -106,11 +111,11 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the files of the run, and nothing else."""
-        for folder in (self.store.folder, self.pretrained):
+        for folder in (self.store.folder, self.pretrained, self.best_pretrained):
             if folder.exists():
                 shutil.rmtree(folder)
         # Remove the configuration last: as long as it exists, the folder holds a run.
-        for file in (self.metrics, self.timing, self.ledger, self.model, self.environment, self.config):
+        for file in (self.metrics, self.timing, self.ledger, self.model, self.best, self.environment, self.config):
             file.unlink(missing_ok=True)
 
     def cut_back(self, done: int) -> list[Record]:

@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from cutlayer.core import tree
+from cutlayer.core.state import Tensors
 from cutlayer.errors import CheckpointError
 from cutlayer.models.adapters import export_pretrained
 from cutlayer.models.decoders import CausalLM
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
-from cutlayer.runs.convergence import accuracies, converged
 from cutlayer.runs.folder import START_AGAIN, Folder, append_line, write, writing
-from cutlayer.runs.training import Record, Training
+from cutlayer.runs.stopping import Best, Record
+from cutlayer.runs.training import Training
 from cutlayer.version import __version__
 
 __all__ = ["Folder", "environment", "execute"]
@@ -32,7 +34,8 @@ __all__ = ["Folder", "environment", "execute"]
 log = logging.getLogger("cutlayer")
 Make = Callable[[Run], Training]
 # What may change when a run is resumed: its length, how often it writes checkpoints, how many clients have memory.
-MAY_CHANGE = ("rounds", "until_converged", "until_accuracy", "until_samples", "checkpoint_every", "chunk")
+LENGTH = ("rounds", "until_converged", "until_accuracy", "until_samples", "patience", "min_delta")
+MAY_CHANGE = (*LENGTH, "checkpoint_every", "chunk")
 ENGINES = ("engine", "server_engine")
 
 
@@ -44,8 +47,8 @@ def execute(
     resume: bool = False,
     overwrite: bool = False,
     make: Make | None = None,
-    on_start: Callable[[Training], None] | None = None,
-    on_round: Callable[[Training, Record], None] | None = None,
+    on_start: Callable[[Training], object] | None = None,
+    on_round: Callable[[Training, Record], object] | None = None,
 ) -> Training:
     """Train a run in its folder to its last round, or until one of its conditions for an early stop holds.
 
@@ -63,36 +66,28 @@ def execute(
         else:
             training, run = _started(run, folder, make, hold, overwrite)
         if on_start is not None:
-            on_start(training)
-        if _ended(training, run):
+            training.tell(partial(on_start, training))
+        if training.ended:
             done = f"all {run.rounds} rounds are" if training.state.round == run.rounds else "it stopped early and is"
             log.info("%s: %s done already", folder.path, done)
         else:
-            while not _ended(training, run):
-                record = _round(training, run, folder)
-                if on_round is not None:
-                    on_round(training, record)
-            if training.state.round < training.rounds:
-                why = next(ends(run, training.history))
-                log.info("%s: ended at round %d: %s", folder.path, training.state.round, why)
+            _to_the_end(training, run, folder, on_round)
         _finish(training, folder)
     return training
 
 
-def _ended(training: Training, run: Run) -> bool:
-    """Return whether no round is left."""
-    return training.state.round >= training.rounds or any(ends(run, training.history))
-
-
-def ends(run: Run, history: Sequence[Record]) -> Iterator[str]:
-    """Yield the reasons to stop before the last round; they follow from the metrics, so a resumed run has the same."""
-    if run.until_samples is not None and history and history[-1]["samples"] >= run.until_samples:
-        yield f"until_samples {run.until_samples:,} reached"
-    found = accuracies(history)
-    if run.until_accuracy is not None and max(found.values(), default=0.0) >= run.until_accuracy:
-        yield f"until_accuracy {run.until_accuracy:g} reached"
-    if run.until_converged and converged(found) is not None:
-        yield "until_converged: the last evaluations gained next to nothing"
+def _to_the_end(
+    training: Training, run: Run, folder: Folder, on_round: Callable[[Training, Record], object] | None
+) -> None:
+    """Play the rounds that are left; the last one, whatever ends the run, leaves a checkpoint."""
+    while not training.ended:
+        record = _round(training, run, folder)
+        if on_round is not None:
+            training.tell(partial(on_round, training, record))
+    if training.state.round not in folder.store.rounds():
+        _commit(training, run, folder)
+    if training.state.round < run.rounds:
+        log.info("%s: ended at round %d: %s", folder.path, training.state.round, training.early_end)
 
 
 @contextmanager
@@ -113,28 +108,59 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
     seconds = round(time.perf_counter() - begin, 4)
     append_line(folder.metrics, record)
     append_line(folder.timing, {"round": record["round"], "seconds": seconds})
-    if record["round"] % run.checkpoint_every == 0 or _ended(training, run):
-        rounds = {name: thing.content() for name, thing in training.runner.restorable().items()}
-        content = {"state": training.state, "rounds": rounds}
-        folder.store.save(training.state.round, content, {"config": config.as_dict(run)})
+    if training.best is not None and training.best.round == record["round"]:
+        _write_best(training, folder)
+    if record["round"] % run.checkpoint_every == 0 or training.ended:
+        _commit(training, run, folder)
     return record
+
+
+def _commit(training: Training, run: Run, folder: Folder) -> None:
+    """Write the checkpoint of the current round."""
+    rounds = {name: thing.content() for name, thing in training.runner.restorable().items()}
+    best = {} if training.best is None else {"best": training.best}
+    inputs = {"inputs": dict(training.inputs)} if training.inputs else {}
+    content, manifest = {"state": training.state, "rounds": rounds, **best}, {"config": config.as_dict(run), **inputs}
+    folder.store.save(training.state.round, content, manifest)
 
 
 def _finish(training: Training, folder: Folder) -> None:
     """Write the ledger and the trained model, or this server's half of it."""
     write(folder.ledger, json.dumps(training.runner.ledger.content(), indent=2) + "\n")
-    half, net = training.half(), training.runner.method.model.model
-    if half is None and isinstance(net, CausalLM):  # write what was trained, not the public base model
-        unfinished = folder.pretrained.with_name(folder.pretrained.name + ".partial")
-        with writing("the trained model", folder.path):
-            shutil.rmtree(unfinished, ignore_errors=True)
-            export_pretrained(net, training.state_dict(), unfinished)
-            shutil.rmtree(folder.pretrained, ignore_errors=True)
-            unfinished.rename(folder.pretrained)
+    half = training.half()
+    if half is None:
+        _write_model(training, training.state_dict(), folder.model, folder.pretrained)
+    else:
+        write(folder.model, _encoded(half))
+
+
+def _write_best(training: Training, folder: Folder) -> None:
+    """Write the best model so far, with its round and the value of the monitored metric as metadata."""
+    if training.best is None or training.monitor is None:
         return
-    values = training.state_dict() if half is None else half
+    record, key = training.history[training.best.round - 1], training.monitor.key
+    told = {"best": json.dumps({"round": record["round"], key: record[key]})}  # one: safetensors does not sort entries
+    _write_model(training, training.state_dict(training.best.model), folder.best, folder.best_pretrained, told)
+
+
+def _write_model(
+    training: Training, values: Tensors, file: Path, pretrained: Path, told: dict[str, str] | None = None
+) -> None:
+    net = training.runner.method.model.model
+    if not isinstance(net, CausalLM):
+        write(file, _encoded(values, told))
+        return
+    unfinished = pretrained.with_name(pretrained.name + ".partial")
+    with writing("the trained model", file.parent):  # what was trained, not the public base model
+        shutil.rmtree(unfinished, ignore_errors=True)
+        export_pretrained(net, values, unfinished)
+        shutil.rmtree(pretrained, ignore_errors=True)
+        unfinished.rename(pretrained)
+
+
+def _encoded(values: Tensors, told: dict[str, str] | None = None) -> bytes:
     # Copies: safetensors refuses tied weights, which share memory.
-    write(folder.model, save({k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in values.items()}))
+    return save({k: v.cpu().clone(memory_format=torch.contiguous_format) for k, v in values.items()}, told)
 
 
 def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], overwrite: bool) -> tuple[Training, Run]:
@@ -147,9 +173,8 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
         if not overwrite:
             folder.refuse_if_taken()  # by a run that began in the meantime
         folder.clear()
-    surroundings = {**environment(run.device), "engine": training.runner.engine_name}
-    if training.digest is not None:
-        surroundings["data"] = training.digest
+    inputs = {"inputs": dict(training.inputs)} if training.inputs else {}
+    surroundings = {**environment(run.device), "engine": training.runner.engine_name, **inputs}
     write(folder.environment, json.dumps(surroundings, indent=2) + "\n", START_AGAIN)
     write(folder.config, config.dumps(run), START_AGAIN)
     return training, run
@@ -158,7 +183,7 @@ def _started(run: Run, folder: Folder, make: Make, hold: Callable[[], None], ove
 def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> tuple[Training, Run]:
     """Return the training of a run as its newest checkpoint left it, and the run with its engines resolved."""
     if not folder.store.rounds():
-        then = folder.run()
+        then = folder.recorded()
         run = _checked(config.as_dict(then), run, folder)
         done = len(folder.history())
         if done > then.checkpoint_every:
@@ -171,10 +196,11 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     run = _checked(manifest["config"], run, folder)
     done = content["state"].round
     training = make(run)
-    _check_data(run, training, folder)
+    _check_inputs(manifest.get("inputs", {}), training.inputs, folder)
     content = tree.map(lambda a: a if a.is_meta else a.to(run.device), content)
     training.history = folder.cut_back(done)
     training.state = content["state"]
+    _restore_best(training, content.get("best"), folder)
     for name, thing in training.runner.restorable().items():
         if name in content["rounds"]:
             thing.restore(content["rounds"][name])
@@ -185,12 +211,31 @@ def _resumed(run: Run, folder: Folder, make: Make, hold: Callable[[], None]) -> 
     return training, run
 
 
+def _restore_best(training: Training, best: Best | None, folder: Folder) -> None:
+    """Go back to the best model up to the checkpoint; the file may be of a later round."""
+    training.best = None if best is None else best._replace(model=tree.map(Tensor.cpu, best.model))
+    if best is not None:
+        _write_best(training, folder)
+    elif training.monitor is not None and training.history:
+        log.warning("%s: the checkpoint has no best model; only later rounds count for it", folder.path)
+
+
+def _check_inputs(then: Mapping[str, str], now: Mapping[str, str], folder: Folder) -> None:
+    """Refuse data, a partition or initial weights that are not those that the run began with."""
+    changed = [name for name in now if name in then and then[name] != now[name]]
+    if changed:
+        raise CheckpointError(
+            f"{folder.path} began with other content: {', '.join(changed)} changed since; give what it began with, "
+            "start over with --overwrite, or choose another --out"
+        )
+
+
 def check_resumable(run: Run, folder: Folder) -> None:
     """Refuse a folder that holds another run, or more rounds than this one has."""
     if folder.store.rounds():
         _checked(folder.store.load()[1]["config"], run, folder)
     elif folder.holds_run():
-        _checked(config.as_dict(folder.run()), run, folder)
+        _checked(config.as_dict(folder.recorded()), run, folder)
 
 
 def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
@@ -201,16 +246,6 @@ def _checked(then: Mapping[str, Any], run: Run, folder: Folder) -> Run:
     if done > run.rounds:
         raise CheckpointError(f"{folder.path} is at round {done} already; resume it with at least as many rounds")
     return run
-
-
-def _check_data(run: Run, training: Training, folder: Folder) -> None:
-    """Refuse to resume on other samples than the run began with."""
-    then, now = folder.surroundings().get("data"), training.digest
-    if then is not None and now is not None and then != now:
-        raise CheckpointError(
-            f"the data {run.data} have changed since {folder.path} began: their digest is {now[:12]} and was "
-            f"{then[:12]}; put the old data back, or start over with --overwrite"
-        )
 
 
 def with_engines_of(known: Mapping[str, Any], run: Run) -> Run:
@@ -229,7 +264,7 @@ def _check_same(then: Mapping[str, Any], run: Run, folder: Folder) -> None:
 
 def difference(then: Mapping[str, Any], run: Run) -> str:
     """Describe how a run differs from a saved configuration; empty if the run can continue it."""
-    known = config.changed(Run(), then, "the checkpoint")  # a key that is newer than the checkpoint has its default
+    known = config.recorded(then, "the checkpoint")  # a key that is newer than the checkpoint has its default
     there, here = (config.flat(json.loads(json.dumps(config.as_dict(r)))) for r in (known, run))
     keys = [k for k in sorted(there.keys() | here.keys()) if k not in MAY_CHANGE and there.get(k) != here.get(k)]
     return ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)

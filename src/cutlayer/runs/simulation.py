@@ -26,6 +26,7 @@ from cutlayer.runs.rounds import Attempt, Backend, Rounds
 
 log = logging.getLogger("cutlayer")
 HOW_ARRAYS = "as cutlayer.from_arrays, from_dataset or load make them"
+HOW_PARTITION = "as cutlayer.iid, dirichlet, shards or natural draw one"
 
 
 @dataclass(eq=False)
@@ -46,8 +47,8 @@ class Simulation(Rounds):
 
     def __post_init__(self) -> None:
         check_type("data", self.data, Arrays, HOW_ARRAYS)
-        check_type("partition", self.partition, Partition, "as cutlayer.iid, dirichlet, shards or natural draw one")
-        _check_partition(self.partition, len(self.data))
+        check_type("partition", self.partition, Partition, HOW_PARTITION)
+        check_partition(self.partition, len(self.data))
         indices = self.partition.clients
         plan = RunPlan(
             method=self.method,
@@ -153,7 +154,8 @@ class LocalBackend:
         self._retries = True
 
 
-def _check_partition(partition: Partition, num_samples: int) -> None:
+def check_partition(partition: Partition, num_samples: int) -> None:
+    """Refuse a partition without clients, and one of other data."""
     if not len(partition):
         raise PartitionError("the partition has no clients; deal the data to at least one")
     for name, index in zip(partition.names, partition.clients, strict=True):

@@ -1,79 +1,34 @@
-"""Training from Python: takes data, a partition and a method; returns a state dict and a history."""
+"""A training in progress: the state, the history, and the evaluation after each round."""
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from cutlayer.core import tree
-from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
-from cutlayer.core.engine import Engine
-from cutlayer.core.meter import Meter, Reporting
-from cutlayer.core.method import Method, global_model, metrics_of
-from cutlayer.core.precision import Precision, computing
+from cutlayer.core.meter import Reporting
+from cutlayer.core.method import global_model, metrics_of
+from cutlayer.core.precision import computing
 from cutlayer.core.state import Model, State
-from cutlayer.core.transport import Augmentation
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.partition import Partition
-from cutlayer.engines.out_of_memory import out_of_memory, release
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters.clock import Clock
-from cutlayer.pieces.sampler import Sampler, uniform
-from cutlayer.planning.devices import Devices
+from cutlayer.runs.evaluation import evaluate
+from cutlayer.runs.federated import ClientTests, summary
+from cutlayer.runs.metrics import GOALS, Metrics, by_name
 from cutlayer.runs.rounds import Rounds
-from cutlayer.runs.simulation import HOW_ARRAYS, Simulation
-from cutlayer.split import Split
+from cutlayer.runs.simulation import HOW_ARRAYS
+from cutlayer.runs.stopping import Best, Limits, Record, StopTraining, diverged, ends, nobody_trained
 
 log = logging.getLogger("cutlayer")
-
-Record = dict[str, Any]
-Metric = Callable[[Tensor, Tensor], Tensor]
-
-
-def accuracy(out: Tensor, y: Tensor) -> Tensor:
-    """Top-1: whether each sample's largest output is its class."""
-    return (out.argmax(1) == y).double()
-
-
-@torch.no_grad()
-def evaluate(
-    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int | None = None
-) -> dict[str, float]:
-    """Return the mean loss and the mean of each metric over all samples, in eval mode, without changing the model.
-
-    A metric maps outputs and targets to one number a sample, or to their mean. A batch holds at most `targets` targets,
-    by default 512, or 4096 on a GPU; a text has a target at every position, each with scores for a whole vocabulary.
-    On out-of-memory, the batch is halved until it fits.
-    """
-    if targets is None:
-        targets = 4096 if data.y.is_cuda else 512
-    batch = max(1, min(len(data), targets // max(1, data.y[:1].numel())))
-    while True:
-        try:
-            return _means(split, model, data, {"loss": split.loss, **metrics}, batch)
-        except RuntimeError as error:
-            if batch == 1 or not out_of_memory(error):
-                raise
-        release()  # outside of the except block, where the error no longer references tensors
-        batch //= 2
-        log.info("out of memory: evaluating %d samples at a time", batch)
-
-
-def _means(split: Split, model: Model, data: Arrays, measures: Mapping[str, Metric], batch: int) -> dict[str, float]:
-    """Return the mean of each measure, computed in batches."""
-    sums = torch.zeros(len(measures), dtype=torch.float64, device=data.y.device)
-    for start in range(0, len(data), batch):
-        rows = slice(start, start + batch)  # views, no copies
-        y = data.y[rows]
-        out = split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x))
-        sums += len(y) * torch.stack([fn(out, y).double().mean() for fn in measures.values()])
-    return dict(zip(measures, (sums / len(data)).tolist(), strict=True))  # the only wait for the device
+DIVERGED = (
+    "no client had a batch with a finite loss and finite gradients; lower the learning rate, clip the gradients, or "
+    "look for values in the data that are not finite"
+)
 
 
 @dataclass(kw_only=True)
@@ -83,19 +38,19 @@ class Training:
     runner: Rounds
     test: Arrays | None = None
     validation: Arrays | None = None
-    metrics: Mapping[str, Metric] | None = None  # for a classification, the accuracy by default
+    client_tests: ClientTests | None = None  # test sets that the clients hold themselves
+    metrics: Metrics = None  # for a classification, the accuracy by default
     eval_every: int = 1
     per_client: bool = False  # also evaluate on each client's own training samples
-    rounds: int = 0  # of the whole run; the last one is always evaluated
-    until_samples: int | None = None  # the round that reaches it is the last
-    digest: str | None = None  # of the data; a resumed run must have the same
+    limits: Limits = Limits()
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests of what a resumed run must not change
     history: list[Record] = field(default_factory=list)
+    best: Best | None = None  # if a metric is monitored
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
-        for setting, least in (("eval_every", 1), ("rounds", 0)):
-            if getattr(self, setting) < least:
-                raise ConfigError(f"{setting} is {getattr(self, setting)}; it must be at least {least}")
+        if type(self.eval_every) is not int or self.eval_every < 1:
+            raise ConfigError(f"eval_every is {self.eval_every!r}; it must be at least 1")
         classes = self.runner.backend.num_classes
         for name, data in self._held_out().items():
             check_type(f"the {name} set", data, Arrays, HOW_ARRAYS)
@@ -106,25 +61,72 @@ class Training:
                 )
             if not len(data):
                 raise DataError(f"the {name} set has no samples; give at least one, or leave it out")
+        self._measures = by_name(self.metrics, classes)
+        if self.client_tests is not None:
+            self.client_tests.check(self.runner.backend.names())
+        self.monitor = self.limits.monitored(self._measured_keys())
+        self._halted = ""  # why on_round stopped the training
+        self._warned = False
         self.state = self.runner.start()
-        if self.metrics is None:
-            self.metrics = {"accuracy": accuracy} if classes is not None else {}
 
     def round(self) -> Record:
         """Play one more round and return its record."""
         self.state = tree.owned(self.runner.round(self.state))  # as a checkpoint would restore it
         record = self._record()
         self.history.append(record)
+        self._keep_best(record)
+        if record["stopped"] and not self._warned:
+            self._warned = True
+            log.warning(
+                "round %d: %d client%s had gradients that were not finite, and changed nothing from there on; lower "
+                "the learning rate or clip the gradients. `stopped` counts such clients in each round",
+                record["round"],
+                record["stopped"],
+                "" if record["stopped"] == 1 else "s",
+            )
         return record
+
+    def tell(self, listener: Callable[[], object]) -> None:
+        """Call a listener, which may stop the training."""
+        try:
+            listener()
+        except StopTraining as stop:
+            self._halted = ": ".join(["on_round stopped it", *([str(stop)] if str(stop) else [])])
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round is left."""
+        return self.state.round >= self.limits.rounds or self.early_end is not None
+
+    @property
+    def early_end(self) -> str | None:
+        """The reason to end before the last round; None if there is none yet."""
+        if self.diverged:
+            return "nobody could train"
+        return self._halted or next(ends(self.limits, self.monitor, self.history), None)
+
+    @property
+    def diverged(self) -> str:
+        """Why the training is lost, if nobody can train any more; else empty."""
+        if not self._is_lost(self.history):
+            return ""
+        return f"nobody could train in round {self.history[-1]['round']}: {DIVERGED}"
+
+    def _is_lost(self, history: list[Record]) -> bool:
+        if not (history and nobody_trained(history[-1]) and is_here((self.state.client, self.state.server))):
+            return False  # one of two servers cannot know, and both must end together
+        per_round = self.runner.per_round
+        everyone = per_round is None or per_round >= len(self.runner.backend.names())
+        return diverged(history, everyone=everyone, last=history[-1]["round"] == self.limits.rounds)
 
     @property
     def model(self) -> Model:
         """The current global model."""
         return global_model(self.state)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the current model as a state dict of the unsplit module."""
-        exported: dict[str, Tensor] = self.runner.method.model.export(self.model)
+    def state_dict(self, model: Model | None = None) -> dict[str, Tensor]:
+        """Return the current model, or another one, as a state dict of the unsplit module."""
+        exported: dict[str, Tensor] = self.runner.method.model.export(self.model if model is None else model)
         return exported
 
     def half(self) -> dict[str, Tensor] | None:
@@ -152,14 +154,22 @@ class Training:
                 record |= meter.metrics()
         if is_here(self.state):
             record |= metrics_of(self.runner.method, self.state)
-        if number % self.eval_every == 0 or self.is_last(record):
+        if number % self.eval_every == 0 or self._is_last(record):
             record |= self._measured()
         return record
 
-    def is_last(self, record: Record) -> bool:
-        """Return whether this round is the last by the number of rounds or samples."""
-        spent = self.until_samples is not None and record["samples"] >= self.until_samples
-        return spent or bool(record["round"] == self.rounds)
+    def _is_last(self, record: Record) -> bool:
+        """Return whether this round is the last, as far as that is known before the evaluation."""
+        limit = self.limits.until_samples
+        spent = limit is not None and record["samples"] >= limit
+        return spent or record["round"] == self.limits.rounds or self._is_lost([*self.history, record])
+
+    def _keep_best(self, record: Record) -> None:
+        if self.monitor is None or self.monitor.key not in record:
+            return
+        value = self.monitor.value(record)
+        if self.best is None or value > self.best.value:
+            self.best = Best(record["round"], value, tree.map(Tensor.cpu, tree.owned(self.model)))
 
     def _timed(self, clock: Clock) -> Record:
         training, aggregation, straggler = clock.spent
@@ -176,10 +186,27 @@ class Training:
         found: Record = {}
         for name, data in self._held_out().items():
             found |= {f"{name}_{k}": v for k, v in self._evaluate(data).items()}
+        if self.client_tests is not None:
+            found |= self._tested_by_clients(self.client_tests)
         if self.per_client:
             backend = self.runner.backend
             found["clients"] = {name: self._evaluate(backend.samples_of(j)) for j, name in backend.names().items()}
         return found
+
+    def _tested_by_clients(self, tests: ClientTests) -> Record:
+        sizes = {name: tests.size(name) for name in tests.names}
+        found = {name: self._evaluate(tests.of(name)) for name in tests.names}
+        told: Record = {f"federated_{key}": value for key, value in summary(found, sizes).items()}
+        return {**told, "client_tests": {name: {"samples": sizes[name], **found[name]} for name in found}}
+
+    def _measured_keys(self) -> list[str]:
+        """Return the keys of records that can be monitored."""
+        metrics, sets = ("loss", *self._measures), self._held_out()
+        keys = [f"{name}_{metric}" for name in sets for metric in metrics]
+        if self.client_tests is not None:
+            keys += [f"federated_{metric}" for metric in metrics]
+            keys += [f"federated_{metric}_worst" for metric in metrics if metric in GOALS]
+        return keys
 
     def _held_out(self) -> dict[str, Arrays]:
         named = {"test": self.test, "validation": self.validation}
@@ -187,7 +214,7 @@ class Training:
 
     def _evaluate(self, data: Arrays) -> dict[str, float | None]:
         with computing(self.runner.precision):
-            found = evaluate(self.runner.method.model, self.model, data, self.metrics or {})
+            found = evaluate(self.runner.method.model, self.model, data, self._measures)
         return {name: _finite(value) for name, value in found.items()}
 
 
@@ -199,120 +226,3 @@ def is_here(value: Tree) -> bool:
 def _finite(value: float) -> float | None:
     """Return None for a value that is not finite, as JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """The result of `train`."""
-
-    state_dict: dict[str, Tensor]  # of the unsplit module, for its load_state_dict
-    history: list[Record]  # one record a round; see `train`
-    state: State  # of the method, with the client and the server part
-    engine: str  # that ran the rounds
-
-
-def train(
-    method: Method,
-    data: Arrays,
-    partition: Partition,
-    *,
-    rounds: int,
-    test: Arrays | None = None,
-    validation: Arrays | None = None,
-    batching: Batching = Batching(),
-    per_round: int | None = None,
-    sampler: Sampler = uniform,
-    engine: str | Engine = "auto",
-    chunk: int | None = None,
-    seed: int = 0,
-    precision: Precision = "fp32",
-    meters: Sequence[Meter] = (),
-    devices: Devices | None = None,
-    augment: Augmentation | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    eval_every: int = 1,
-    per_client: bool = False,
-    on_round: Callable[[Record], None] | None = None,
-) -> Result:
-    """Train a method on data that is divided among clients, and return the whole model.
-
-        split = Split(model, cut=2)
-        method = sfl_v1(model=split, client_opt=sgd(0.1), server_opt=sgd(0.1))
-        result = train(method, data, dirichlet(data.y, 20, alpha=0.3, key=0), rounds=40, test=test)
-        model.load_state_dict(result.state_dict)
-
-    Args:
-        method: what to train and how; see `cutlayer.methods`. The model's type (float32, or float64 after
-            `model.double()`) and device must be those of the data.
-        data: the clients' samples; see `from_arrays` and `from_dataset`.
-        partition: which client holds which samples; see `iid`, `dirichlet`, `shards` and `natural`.
-        rounds: how many rounds to train.
-        test: samples to evaluate the global model on.
-        validation: more such samples, reported separately.
-        batching: batch size, and passes over the data or steps in a round.
-        per_round: how many clients are sampled for each round; all of them by default.
-        sampler: samples them: `uniform` by default, `weighted` by their samples, `available(...)`, or a function of a
-            `Draw` (`cutlayer.pieces.sampler`).
-        engine: "loop", "vmap", "graph" (on a GPU), "ray", an engine of your own, or "auto": graph on a GPU, elsewhere
-            loop or vmap by a rule (`cutlayer.engines.auto`). They agree to rounding.
-        chunk: to save memory, the most clients that vmap stacks at a time, or that have their own memory at a time on
-            graph.
-        seed: of everything random: clients, batches, dropout. The initial weights are those of the model.
-        precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
-            everything that is stored or sent stays float32. See `cutlayer.core.precision`.
-        meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
-        devices: how fast each client is; with them every record has the simulated time. See `Devices`.
-        augment: random changes of the training samples, an `Augment` or a `SampleTransform`; none by default.
-        metrics: functions of (outputs, targets), by name; for classes the accuracy by default.
-        eval_every: evaluate after every so many rounds, and after the last.
-        per_client: also evaluate the global model on each client's own samples.
-        on_round: called with the record of each round.
-
-    Returns:
-        The state dict, the method's state, and the history: for each round a record with
-
-        - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
-          finite and whose parts did not change from then on;
-        - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
-        - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far; of the
-          round itself `training_seconds`, `aggregation_seconds` (transfers of models, if they take time) and the
-          `straggler`, whose own work and transfers took the longest;
-        - where evaluated, `test_loss`, `test_accuracy` and so on for each metric; `validation_...` alike; and
-          `clients`, the same by the clients' names.
-
-        A number that is not finite is None.
-    """
-    runner = Simulation(
-        method,
-        data,
-        partition,
-        batching=batching,
-        per_round=per_round,
-        sampler=sampler,
-        engine=engine,
-        chunk=chunk,
-        seed=seed,
-        precision=precision,
-        meters=tuple(meters),
-        devices=devices,
-        augment=augment,
-    )
-    training = Training(
-        runner=runner,
-        test=test,
-        validation=validation,
-        metrics=metrics,
-        eval_every=eval_every,
-        per_client=per_client,
-        rounds=rounds,
-    )
-    for _ in range(rounds):
-        record = training.round()
-        if on_round is not None:
-            on_round(record)
-    return Result(
-        state_dict=training.state_dict(),
-        history=training.history,
-        state=training.state,
-        engine=runner.engine_name,
-    )

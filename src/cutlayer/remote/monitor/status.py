@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from cutlayer.remote.monitor.logs import event, printable
-from cutlayer.runs.training import Record
+from cutlayer.runs.stopping import Record
 
 State = Literal["away", "joined", "training", "waiting", "slow", "lost", "refused", "done"]
 STATES: tuple[State, ...] = get_args(State)

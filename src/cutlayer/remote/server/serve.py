@@ -38,6 +38,7 @@ from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import check_resumable, execute
+from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 
 log = logging.getLogger("cutlayer")
@@ -176,10 +177,9 @@ class RunServer:
         return Training(
             runner=runner,
             test=None if test is None else test.to(run.device),
-            metrics=usual_metrics(run.loss or usual_loss(self.samples.like.y), self.samples.like.y),
+            metrics=run.metrics or usual_metrics(run.loss or usual_loss(self.samples.like.y), self.samples.like.y),
             eval_every=run.eval_every,
-            rounds=run.rounds,
-            until_samples=run.until_samples,
+            limits=Limits.of(run),
         )
 
     def gather(self, round: int) -> tuple[int, ...]:

@@ -1,0 +1,143 @@
+"""Evaluation of a model: its loss and its metrics on a set of samples, in batches that fit the memory."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer.core import tree
+from cutlayer.core.state import Model
+from cutlayer.data.arrays import Arrays
+from cutlayer.engines.out_of_memory import out_of_memory, release
+from cutlayer.errors import ConfigError
+from cutlayer.runs.metrics import Accumulating, Function, Metric, Movable
+from cutlayer.split import Split
+
+log = logging.getLogger("cutlayer")
+
+
+@torch.no_grad()
+def evaluate(
+    split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], targets: int | None = None
+) -> dict[str, float]:
+    """Return the mean loss and each metric over all samples, in eval mode, without changing the model.
+
+    A metric is a function of outputs and targets. If it returns a number for each sample, their mean is taken; if it
+    returns a single number (F1, AUC), it is called once with the outputs and targets of all samples, which are then
+    collected on the CPU. It may also be an object with `reset`, `update` and `compute`, as in torchmetrics.
+
+    A batch holds at most `targets` targets, by default 512, or 4096 on a GPU; a text has a target at every position,
+    each with scores for a whole vocabulary. On out-of-memory, the batch is halved until it fits.
+    """
+    if targets is None:
+        targets = 4096 if data.y.is_cuda else 512
+    batch = max(1, min(len(data), targets // max(1, data.y[:1].numel())))
+    while True:
+        try:
+            return _measured(split, model, data, {"loss": split.loss, **metrics}, batch)
+        except RuntimeError as error:
+            if batch == 1 or not out_of_memory(error):
+                raise
+        release()  # outside of the except block, where the error no longer references tensors
+        batch //= 2
+        log.info("out of memory: evaluating %d samples at a time", batch)
+
+
+def _measured(split: Split, model: Model, data: Arrays, metrics: Mapping[str, Metric], batch: int) -> dict[str, float]:
+    """Return the value of each metric, computed in batches."""
+    measures: dict[str, _Measure] = {}
+    seen: list[Any] = []  # outputs and targets, if a metric wants all of them at once
+    for start in range(0, len(data), batch):
+        rows = slice(start, start + batch)  # views, no copies
+        y = data.y[rows]
+        out = split.predict(model, tree.map(lambda a, rows=rows: a[rows], data.x))
+        if not measures:
+            begun = {name: _begun(name, metric, out, y) for name, metric in metrics.items()}
+            measures = {name: measure for name, measure in begun.items() if measure is not None}
+        else:
+            for measure in measures.values():
+                measure.update(out, y)
+        if len(measures) < len(metrics):
+            seen.append(tree.map(Tensor.cpu, (out, y)))
+    found = {name: measure.value() for name, measure in measures.items()}
+    if seen:
+        everything = tree.map(lambda *parts: torch.cat(parts), *seen)
+        found |= {k: _number(k, fn(*everything)) for k, fn in metrics.items() if k not in found and callable(fn)}
+    return {name: found[name] for name in metrics}
+
+
+class _Measure(Protocol):
+    """A metric in the course of an evaluation."""
+
+    def update(self, out: Any, y: Tensor) -> None: ...
+
+    def value(self) -> float: ...
+
+
+def _begun(name: str, metric: Metric, out: Any, y: Tensor) -> _Measure | None:
+    """Return a metric after the first batch, or None if it is one number for all samples, as shows there."""
+    if isinstance(metric, Accumulating):
+        return _Fed(name, metric, out, y)
+    if name == "loss":
+        return _Mean(name, metric, metric(out, y), len(y))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = torch.as_tensor(metric(out, y))
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return None  # undefined on a part, such as an area under a curve of one class; if it is wrong, it fails again
+    return _Mean(name, metric, values, len(y)) if values.dim() else None
+
+
+class _Mean:
+    """The mean of a metric over the samples."""
+
+    def __init__(self, name: str, fn: Function, first: Tensor, num: int) -> None:
+        self.name, self.fn = name, fn
+        self.total, self.num = num * self._mean(first, num), num
+
+    def update(self, out: Any, y: Tensor) -> None:
+        self.total, self.num = self.total + len(y) * self._mean(self.fn(out, y), len(y)), self.num + len(y)
+
+    def value(self) -> float:
+        return float(self.total / self.num)
+
+    def _mean(self, values: Tensor, num: int) -> Tensor:
+        if values.dim() and len(values) != num:
+            raise ConfigError(
+                f"the metric {self.name!r} returned {len(values)} numbers for {num} samples; return one for each "
+                "sample, or a single one"
+            )
+        return torch.as_tensor(values).double().mean()
+
+
+class _Fed:
+    """A metric that accumulates batches itself."""
+
+    def __init__(self, name: str, metric: Accumulating, out: Any, y: Tensor) -> None:
+        self.name, self.metric = name, metric
+        if isinstance(metric, Movable):
+            metric.to(y.device)
+        metric.reset()
+        self.update(out, y)
+
+    def update(self, out: Any, y: Tensor) -> None:
+        self.metric.update(out, y)
+
+    def value(self) -> float:
+        return _number(self.name, self.metric.compute())
+
+
+def _number(name: str, value: Any) -> float:
+    """Return the value of a metric over the whole set."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"over the whole set the metric {name!r} is a {type(value).__name__}; return a single number"
+        ) from None

@@ -1,0 +1,131 @@
+"""Metrics: functions of outputs and targets, per sample or over the whole set, and the names that run files use.
+
+A metric that returns one number a sample is averaged. One that returns a single number, such as F1, is called once with
+the outputs and targets of the whole set: the mean of its values on parts of the set would be another number. An object
+with `reset`, `update` and `compute`, as torchmetrics makes them, is fed batch by batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from cutlayer import registry
+from cutlayer.errors import ConfigError
+
+Function = Callable[[Any, Tensor], Any]  # (outputs, targets) -> a number a sample, or one number
+Goal = Literal["max", "min"]
+
+
+@runtime_checkable
+class Accumulating(Protocol):
+    """A metric that sees one batch after another, as those of torchmetrics."""
+
+    def reset(self) -> None: ...
+
+    def update(self, out: Any, y: Tensor, /) -> None: ...
+
+    def compute(self) -> Any: ...
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A metric that has tensors on a device, as those of torchmetrics."""
+
+    def to(self, device: torch.device, /) -> Any: ...
+
+
+Metric = Function | Accumulating
+Metrics = Mapping[str, Metric] | Sequence[str] | None
+
+
+def accuracy(out: Tensor, y: Tensor) -> Tensor:
+    """Top-1: whether each sample's largest output is its class; of binary scores, whether their signs are right."""
+    if out.shape in (y.shape, (*y.shape, 1)):
+        return ((out.reshape(y.shape) > 0) == (y > 0.5)).double().reshape(len(y), -1).mean(1)
+    return (out.argmax(1) == y).double()
+
+
+def f1(out: Tensor, y: Tensor) -> Tensor:
+    """Macro F1: the mean of the classes' F1 scores, over all classes that occur or were predicted."""
+    classes = max(out.shape[1], int(y.max()) + 1)
+    guesses, truth = (torch.nn.functional.one_hot(a.flatten(), classes).double() for a in (out.argmax(1), y))
+    both = guesses.sum(0) + truth.sum(0)
+    return (2 * (guesses * truth).sum(0) / both)[both > 0].mean()
+
+
+def auc(out: Tensor, y: Tensor) -> Tensor:
+    """Area under the ROC curve: of two classes, or the mean over each class against the rest; ties count half."""
+    if out.dim() == 1 or out.shape[1] == 1:
+        return _area(out.flatten(), y.flatten() == 1)
+    scores, truth = out.double().softmax(1).movedim(1, -1).flatten(0, -2), y.flatten()
+    if scores.shape[1] == 2:
+        return _area(scores[:, 1], truth == 1)
+    areas = torch.stack([_area(scores[:, k], truth == k) for k in range(scores.shape[1])])
+    return areas[areas.isfinite()].mean()  # a class that nobody, or everybody, belongs to has no area
+
+
+def _area(scores: Tensor, positive: Tensor) -> Tensor:
+    """Return the share of pairs of a positive and a negative that the scores order rightly."""
+    place, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)[1:]
+    ranks: Tensor = (counts.cumsum(0) - (counts - 1) / 2)[place]  # the mean rank among equals
+    num = positive.double().sum()
+    return (ranks[positive].sum() - num * (num + 1) / 2) / (num * (len(scores) - num))
+
+
+def mae(out: Tensor, y: Tensor) -> Tensor:
+    """Mean absolute error."""
+    return _errors(out, y).abs()
+
+
+def mse(out: Tensor, y: Tensor) -> Tensor:
+    """Mean squared error."""
+    return _errors(out, y) ** 2
+
+
+def rmse(out: Tensor, y: Tensor) -> Tensor:
+    """Root of the mean squared error."""
+    return mse(out, y).mean().sqrt()
+
+
+def r2(out: Tensor, y: Tensor) -> Tensor:
+    """Coefficient of determination; of several targets, the mean."""
+    errors = _errors(out, y).flatten(1)
+    truth = y.double().reshape(errors.shape)
+    return (1 - (errors**2).sum(0) / ((truth - truth.mean(0)) ** 2).sum(0)).mean()
+
+
+def _errors(out: Tensor, y: Tensor) -> Tensor:
+    """Return outputs minus targets, in rows of samples; (n, 1) and (n,) are the same shape here."""
+    if out.numel() != y.numel():
+        raise ConfigError(
+            f"the outputs have the shape {tuple(out.shape)} and the targets {tuple(y.shape)}; a regression needs an "
+            "output for each target"
+        )
+    return (out.double().reshape(y.shape) - y.double()).reshape(len(y), -1)
+
+
+METRICS: registry.Table[Function] = registry.table(
+    "METRICS", {"accuracy": accuracy, "f1": f1, "auc": auc, "mae": mae, "mse": mse, "rmse": rmse, "r2": r2}
+)
+GOALS: dict[str, Goal] = {
+    "loss": "min", "accuracy": "max", "f1": "max", "auc": "max",
+    "mae": "min", "mse": "min", "rmse": "min", "r2": "max",
+}  # fmt: skip
+
+
+def by_name(metrics: Metrics, num_classes: int | None) -> dict[str, Metric]:
+    """Return metrics by name; by default the accuracy of a classification, and nothing but the loss otherwise."""
+    if metrics is None:
+        return {"accuracy": accuracy} if num_classes is not None else {}
+    if isinstance(metrics, Mapping):
+        for name, metric in metrics.items():
+            if name == "loss":
+                raise ConfigError("a metric cannot be called 'loss', which is the loss of the split; rename it")
+            if not (callable(metric) or isinstance(metric, Accumulating)):
+                raise ConfigError(f"the metric {name!r} is {metric!r}; give a function of (outputs, targets)")
+        return dict(metrics)
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise ConfigError(f"metrics is {metrics!r}; give names, such as ['accuracy', 'f1'], or a dict of functions")
+    return {name: registry.find("metric", METRICS, name) for name in metrics}
