@@ -19,7 +19,7 @@ from cutlayer.core.program import Program
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import ConfigError
-from cutlayer.pieces.sampler import shuffled, uniform
+from cutlayer.pieces.sampler import Draw, shuffled, uniform
 from cutlayer.pieces.sizes import Regulated
 from cutlayer.split import Split
 
@@ -291,12 +291,13 @@ def test_a_run_that_nobody_could_train_in_is_refused(
 
 
 def test_a_sample_of_clients_is_uniform_without_replacement_and_sorted() -> None:
-    draws = [uniform((2, 3, 5, 7), 2, key) for key in range(600)]
-    assert draws == [uniform((2, 3, 5, 7), 2, key) for key in range(600)]
+    four = dict.fromkeys((2, 3, 5, 7), 1)
+    draws = [uniform(Draw(four, 2, key)) for key in range(600)]
+    assert draws == [uniform(Draw(four, 2, key)) for key in range(600)]
     assert all(a < b for a, b in draws)
     counts = {j: sum(j in draw for draw in draws) for j in (2, 3, 5, 7)}
     assert all(abs(count - 300) < 50 for count in counts.values()), counts  # 4 standard deviations
-    assert uniform((2, 3, 5, 7), 4, 0) == (2, 3, 5, 7)
+    assert uniform(Draw(four, 4, 0)) == (2, 3, 5, 7)
 
 
 def test_an_order_is_a_permutation_of_its_own_for_each_step() -> None:

@@ -526,7 +526,7 @@ def test_list_names_everything(say: Any) -> None:
     found = say("list", "--json").json
     assert list(found) == [
         *("recipes", "methods", "models", "data", "engines", "partitions", "optimisers", "schedules", "devices"),
-        *("meters", "codecs", "samplers", "metrics"),
+        *("meters", "codecs", "samplers", "losses", "metrics"),
     ]
     assert {e["name"] for e in found["methods"]} >= {"fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl"}
     assert all(e["about"] for entries in found.values() for e in entries)

@@ -19,7 +19,7 @@ from cutlayer.core.values import Held
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition, dirichlet
 from cutlayer.errors import ConfigError
-from cutlayer.pieces.sampler import shuffled, uniform
+from cutlayer.pieces.sampler import Draw, shuffled, uniform
 from cutlayer.planning.devices import REFERENCE_FLOPS, Device, Devices, Pool
 from cutlayer.planning.profile import profile
 from cutlayer.runs.simulation import Simulation
@@ -320,7 +320,7 @@ class Field(NamedTuple):
 
     def plan(self, number: int) -> Plan:
         """The batches of a round of 20 clients and 5 epochs."""
-        ids = uniform(range(100), 20, round_key(number))
+        ids = uniform(Draw(dict.fromkeys(range(100), 1), 20, round_key(number)))
         return {j: [2] * (5 * (self.partition.sizes[j] // 2)) for j in ids}
 
     @property
@@ -392,7 +392,7 @@ def test_nothing_that_gets_faster_makes_a_round_longer(name: str) -> None:
 
 
 def test_only_the_clients_of_the_round_matter() -> None:
-    ids = uniform(range(5), 2, round_key(0))
+    ids = uniform(Draw(dict.fromkeys(range(5), 1), 2, round_key(0)))
     plan = {j: BATCHES[j] for j in ids}
     for factor in (1.0, 1e-6):
         clients = [d if j in ids else scaled(d, factor) for j, d in enumerate(CROSSED)]

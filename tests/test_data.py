@@ -106,12 +106,12 @@ def test_from_arrays_does_not_share_memory_with_numpy():
         (lambda: from_dataset([]), "the data set has no items; give at least one"),
         (
             lambda: from_dataset([(torch.zeros(2), 0), 5]),
-            "item 1 of the data set is a int, not a pair (x, y); return both from it",
+            "item 1 of the data set is a int, not a pair (x, y) or a mapping with labels; return both from it",
         ),
         (
             lambda: from_dataset([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 8, 8), 0), (torch.zeros(3, 9, 8), 1)]),
             "item 2 of the data set has x of shape (3, 9, 8), item 0 has (3, 8, 8); "
-            "bring all items to one shape, for example by resizing or padding",
+            "bring all items to one shape, for example by resizing, or with pad= for tokens",
         ),
         (
             lambda: from_dataset([({"a": 1.0}, 0), ({"b": 1.0}, 0)]),

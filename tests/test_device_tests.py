@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 from conftest import BATCH, SEED, agree, clients_of, images, resnet
 from in_process import device, join
 
@@ -13,14 +12,13 @@ from cutlayer.core.program import Program
 from cutlayer.data.hold_out import hold_out
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
-from cutlayer.errors import ConfigError
 from cutlayer.remote.device.join import leaving
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.device_tests import DeviceTests
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.runs.examination import Examination, even
 from cutlayer.runs.federated import ClientTests
-from cutlayer.runs.metrics import accuracy, auc, f1
+from cutlayer.runs.metrics import accuracy, f1
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import Simulation
 from cutlayer.runs.training import Training
@@ -28,7 +26,6 @@ from cutlayer.split import Split
 
 FRACTION = 0.3
 METRICS = {"accuracy": accuracy, "f1": f1}
-PER_SAMPLE = {"accuracy": accuracy}
 OPT = optim.sgd(0.05, momentum=0.9)
 SIZES = (12, 20, 9, 16, 7)
 TRAINED, HELD = hold_out(clients_of(SIZES), FRACTION, key=5)
@@ -67,8 +64,8 @@ def on_devices(method: methods.Method, metrics: Mapping[str, Any], tested: tuple
 EVERYBODY = tuple(range(5))
 SHAPES = {
     "two-part": ("sfl_v1", None, METRICS),
-    "u-shaped": ("sfl_v1", 4, PER_SAMPLE),
-    "whole models": ("fedavg", None, PER_SAMPLE),
+    "u-shaped": ("sfl_v1", 4, METRICS),
+    "whole models": ("fedavg", None, METRICS),
 }
 
 
@@ -117,17 +114,6 @@ def test_labels_that_stay_in_training_stay_in_tests(shape: str, kinds: list[str]
     left = [kind.name for kind in leaving(program)]
     assert sorted(left) == sorted({*kinds, *(kind.name for kind in leaving(Program(method)))})
     assert ("labels" in left) == (shape == "two-part")
-
-
-def test_a_metric_over_the_whole_set_needs_the_outputs_at_the_server() -> None:
-    method = built("fedavg")
-    sums = Examination.of(method, {"auc": auc}).sums
-    assert sums is not None
-    model = Split(resnet(), 1).initial()
-    with pytest.raises(
-        ConfigError, match="the metric 'auc' is one number for a whole set, but these devices send sums"
-    ):
-        sums.of_whole(model[0].joined(model[1]), images().x[:4], torch.tensor([0, 1, 0, 1]))
 
 
 def test_batches_of_a_test_leave_no_sample_alone() -> None:

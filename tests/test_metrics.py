@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import cutlayer
 from cutlayer import Batching, Split, evaluate, from_arrays, iid, sgd
 from cutlayer.errors import ConfigError, UnknownNameError
-from cutlayer.runs.metrics import METRICS, auc, f1, mae, mse, r2, rmse
+from cutlayer.runs.metrics import METRICS, accuracy, auc, f1, mae, mse, r2, rmse
 
 SCORES = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.55, 0.54, 0.53, 0.52, 0.51, 0.505])
 TRUTH = torch.tensor([1, 1, 0, 1, 1, 1, 0, 0, 1, 0])
@@ -186,3 +186,11 @@ def test_other_metrics_are_refused(metrics: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cutlayer.train(method, data, iid(60, 3, key=0), rounds=1, batching=Batching(size=8), metrics=metrics)
     assert str(caught.value) == message
+
+
+def test_the_accuracy_of_binary_scores_goes_by_their_sign() -> None:
+    y = torch.tensor([0, 1, 1, 0])
+    scores = torch.tensor([[-1.0], [2.0], [-3.0], [0.5]])
+    assert accuracy(scores, y).tolist() == accuracy(scores[:, 0], y).tolist() == [1, 1, 0, 0]
+    several = accuracy(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert several.tolist() == [1, 0.5]

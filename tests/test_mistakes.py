@@ -496,13 +496,16 @@ WRONG_TYPES = {
         "the method's model is a Linear; give a Split, such as Split(net, cut=1)",
     ),
     "engine": (7, "engine is 7; give a name such as 'loop', or an engine such as Loop()"),
-    "sampler": ("often", "sampler is 'often'; give a function of the clients, how many to draw, and a key"),
+    "sampler": ("often", "sampler is 'often'; give a function of a Draw, which returns the clients of the round"),
     "on_round": (3, "on_round is 3; give a function of the record of a round"),
     "devices": (
         [1e9],
         "devices is a list; give a Devices, such as Devices(clients=(phone, laptop), server=1e12)",
     ),
-    "augment": ({"crop": 4}, "augment is a dict; give an Augment, such as Augment(crop=4, flip=True)"),
+    "augment": (
+        {"crop": 4},
+        "augment is a dict; give an Augment, such as Augment(crop=4, flip=True), or a SampleTransform",
+    ),
     "meters": (["memory"], "a meter is a str; give a Meter, an instance of a class with its methods"),
     "seed": (0.5, "seed is 0.5; it must be a whole number"),
     "per_round": ("2", "per_round is '2'; it must be a whole number"),

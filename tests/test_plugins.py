@@ -23,7 +23,10 @@ from cutlayer.results import report
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
 
-ALL = "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS, METRICS"
+ALL = (
+    "METHODS, MODELS, DATA, ENGINES, PARTITIONS, OPTIMISERS, SCHEDULES, DEVICES, METERS, CODECS, SAMPLERS, LOSSES, "
+    "METRICS"
+)
 ROOM = '''
 import cutlayer as cl
 from cutlayer.data import Dataset
@@ -117,7 +120,10 @@ def test_one_file_brings_a_method_a_model_data_and_an_optimiser(say: Any, tmp_pa
 
 
 def test_names_of_a_plugin_are_listed_with_its_file(say: Any, tmp_path: Path) -> None:  # noqa: F811
-    written(tmp_path / "mine.py", ROOM + TABLES + 'SAMPLERS = {"first": lambda ids, num, key: tuple(ids[:num])}')
+    written(
+        tmp_path / "mine.py",
+        ROOM + TABLES + 'SAMPLERS = {"first": lambda: lambda draw: tuple(draw.samples)[: draw.num]}',
+    )
     found = say("list", "--plugin", "mine.py", "--json").json
     assert list(found) == ["recipes", *(word.lower() for word in ALL.split(", "))]
     assert found["methods"][-1] == {
@@ -128,7 +134,10 @@ def test_names_of_a_plugin_are_listed_with_its_file(say: Any, tmp_path: Path) ->
         ("mine", "Like digits.", "mine.py"),
     ]
     assert found["optimisers"][-1]["needs"] == ["rate"]
-    assert [(e["name"], e["source"]) for e in found["samplers"]] == [("uniform", ""), ("first", "mine.py")]
+    assert [(e["name"], e["source"]) for e in found["samplers"]] == [
+        *((name, "") for name in ("uniform", "weighted", "availability")),
+        ("first", "mine.py"),
+    ]
     assert [e["name"] for e in found["codecs"]] == list(CODECS) == ["raw", "bf16", "int8"]
     assert [e["name"] for e in found["meters"]] == ["ledger"]
     assert [e["name"] for e in found["engines"]] == ["auto", "loop", "vmap", "graph", "ray"]

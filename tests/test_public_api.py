@@ -27,6 +27,7 @@ NAMES = [
     "RandomCut",
     "Relay",
     "Result",
+    "SampleTransform",
     "Split",
     "SplitFed",
     "SplitFedV2",
@@ -37,6 +38,7 @@ NAMES = [
     "accuracy",
     "adam",
     "adamw",
+    "available",
     "client_memory",
     "data",
     "dirichlet",
@@ -70,6 +72,8 @@ NAMES = [
     "smofi",
     "splitlora",
     "train",
+    "uniform",
+    "weighted",
     "zo_sfl",
 ]
 

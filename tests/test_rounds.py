@@ -400,7 +400,7 @@ LOOKED_UP = {
     "core/values.py": {
         "getattr(value, '_fields', ())",
     },
-    "data/arrays.py": {
+    "data/datasets.py": {
         "hasattr(value, '__array_interface__')",
     },
     "data/augment.py": {

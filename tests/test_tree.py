@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "benching": "core data engines errors methods models optim registry runs split",
     "cli": "benching core data errors methods models optim planning plugins recipes registry remote/device "
     "remote/identity remote/monitor remote/server remote/tensors results runs split studies version",
-    "__init__": "core data errors methods models optim planning runs split studies version",
+    "__init__": "core data errors methods models optim pieces planning runs split studies version",
     "__main__": "cli",
 }
 

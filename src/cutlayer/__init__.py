@@ -2,7 +2,19 @@
 
 from cutlayer import data, models
 from cutlayer.core.batches import Batching
-from cutlayer.data import Arrays, Augment, Partition, dirichlet, from_arrays, from_dataset, iid, load, natural, shards
+from cutlayer.data import (
+    Arrays,
+    Augment,
+    Partition,
+    SampleTransform,
+    dirichlet,
+    from_arrays,
+    from_dataset,
+    iid,
+    load,
+    natural,
+    shards,
+)
 from cutlayer.errors import CutlayerError, DivergedError, LawError, UsageError
 from cutlayer.methods.fedavg import FedAvg, fedavg
 from cutlayer.methods.fsl_sage import FslSage, fsl_sage
@@ -20,6 +32,8 @@ from cutlayer.methods.splitlora import splitlora
 from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
 from cutlayer.optim import schedules
 from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
+from cutlayer.pieces.sampler import Available as available
+from cutlayer.pieces.sampler import uniform, weighted
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.planner import plan
 from cutlayer.planning.probe import probe
@@ -53,6 +67,7 @@ __all__ = [
     "RandomCut",
     "Relay",
     "Result",
+    "SampleTransform",
     "Split",
     "SplitFed",
     "SplitFedV2",
@@ -63,6 +78,7 @@ __all__ = [
     "accuracy",
     "adam",
     "adamw",
+    "available",
     "client_memory",
     "data",
     "dirichlet",
@@ -96,5 +112,7 @@ __all__ = [
     "smofi",
     "splitlora",
     "train",
+    "uniform",
+    "weighted",
     "zo_sfl",
 ]

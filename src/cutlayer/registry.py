@@ -43,7 +43,7 @@ class Table(UserDict[str, T]):
 
 TABLES: dict[str, Table[Any]] = {  # by the name of the table in a plug-in
     **{word: Table() for word in ("METHODS", "MODELS", "DATA", "ENGINES", "PARTITIONS", "OPTIMISERS", "SCHEDULES")},
-    **{word: Table() for word in ("DEVICES", "METERS", "CODECS", "SAMPLERS", "METRICS")},
+    **{word: Table() for word in ("DEVICES", "METERS", "CODECS", "SAMPLERS", "LOSSES", "METRICS")},
 }
 CLOSED = ("CODECS",)  # tables whose names are known here, and which plug-ins cannot extend
 _groups = ["cutlayer.plugins"]  # groups of entry points that are not loaded yet

@@ -31,7 +31,7 @@ DATA = {
     "wsc": "whom a pronoun refers to, for language models, from files in the data folder",
     "text": "a plain text, every next token, for language models, from a .txt file in the data folder",
 }
-WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "DEVICES")
+WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "DEVICES", "SAMPLERS")
 
 
 @dataclass(frozen=True, kw_only=True)

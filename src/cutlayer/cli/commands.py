@@ -88,7 +88,8 @@ def run(
         show.result(document, tables.run_tables(runs), *([f"source: {source}"] if source else []), machine=as_json)
     else:
         trained = launch.carried_out(runs, originals, orders)
-        _show_comparison(report.compare(trained.folders), _figure(runs, orders, "figure.png"), as_json)
+        if trained.folders:
+            _show_comparison(report.compare(trained.folders), _figure(runs, orders, "figure.png"), as_json)
         trained.complain()
 
 
@@ -171,7 +172,7 @@ def list_(
         str | None,
         Argument(
             help="recipes, methods, models, data, engines, partitions, optimisers, schedules, devices, meters, codecs, "
-            "samplers or metrics; all by default."
+            "samplers, losses or metrics; all by default."
         ),
     ] = None,
     plugin: Plugins = None,

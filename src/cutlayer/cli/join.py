@@ -23,8 +23,8 @@ def join(
         str,
         Option(
             metavar="PATH|NAME",
-            help="This device's samples: a file (.npz, .safetensors, .csv) or a folder of images by class; or the name "
-            "of a data set, of which the device takes its share, for trials.",
+            help="This device's samples: a file (.npz, .npy, .safetensors, .csv, .parquet) or a folder of images by "
+            "class; or the name of a data set, of which the device takes its share, for trials.",
         ),
     ],
     test: Annotated[

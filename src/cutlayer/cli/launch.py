@@ -11,7 +11,9 @@ from cutlayer import recipes
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
 from cutlayer.cli.progress import RunWatcher, watching
-from cutlayer.errors import ConfigError, DivergedError
+from cutlayer.cli.run_files import runs_of
+from cutlayer.core.checks import reason
+from cutlayer.errors import ConfigError, CutlayerError, DataError, DivergedError, UsageError
 from cutlayer.methods import METHODS
 from cutlayer.recipes.scale import scaled, size_of
 from cutlayer.runs import build, config
@@ -37,15 +39,7 @@ def named(what: str) -> tuple[Run, ...]:
     path = Path(what)
     if what in recipes.RECIPES or not (path.suffix == ".toml" or path.is_file()):
         return recipes.runs(what)
-    changes = config.read(path)
-    name = changes.setdefault("name", path.stem)
-    if "recipe" not in changes:
-        return (config.changed(Run(), changes, what),)
-    recipe = changes.pop("recipe")
-    if not isinstance(recipe, str):
-        raise ConfigError(f'{what}: recipe = {recipe!r} is no name; write for example recipe = "digits"')
-    runs = recipes.recipe(recipe, what).runs
-    return tuple(config.changed(run, {**changes, "name": _moved(run.name, name)}, what) for run in runs)
+    return runs_of(config.read(path), path.stem, what)
 
 
 def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
@@ -65,19 +59,24 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
 
 
 class Trained(NamedTuple):
-    """The folders of runs that have ended, and the runs in which nobody could train any more."""
+    """The folders of the runs that have ended, and what happened to the others."""
 
     folders: list[Folder]
-    diverged: list[str]
+    failures: list[str]
+    diverged: list[str]  # runs in which nobody could train any more; they have ended, too
 
     def complain(self) -> None:
-        """Raise an error if a run diverged."""
+        """Raise an error if a run has failed or diverged."""
+        if self.failures:
+            num = len(self.folders) + len(self.failures)
+            words = [f"{len(self.failures)} of {num} runs failed:", *self.failures]
+            raise UsageError("\n".join([*words, *(["diverged:", *self.diverged] if self.diverged else [])]))
         if self.diverged:
             raise DivergedError("\n".join(self.diverged))
 
 
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> Trained:
-    """Train the runs one after another, with every seed, and show their progress; one that diverges ends alone.
+    """Train the runs one after another, with every seed, and show their progress; one that fails does not stop others.
 
     All folders and data sets are checked before the first run starts. `originals` are the runs before the command line
     changed them.
@@ -93,13 +92,26 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
                 folder.refuse_if_taken()
         _check_data(every, orders.data)
         several_seeds = len({run.seed for run in every}) > 1
-        diverged = []
+        trained = Trained([], [], [])
         for run, folder in zip(every, folders, strict=True):
             title = f"{run.name} seed {run.seed}" if several_seeds else run.name
-            training = _train(run, folder, orders, watcher, title)
-            if training.diverged:
-                diverged.append(f"{title}: {training.diverged}")
-    return Trained(folders, diverged)
+            try:
+                training = _train(run, folder, orders, watcher, title)
+                trained.folders.append(folder)
+                if training.diverged:
+                    trained.diverged.append(f"{title}: {training.diverged}")
+            except Interrupted:
+                raise
+            except Exception as error:
+                if len(every) == 1 or (run is every[0] and isinstance(error, DataError)):
+                    raise  # the other runs have the same data, or their data were checked
+                trained.failures.append(f"{title}: {_told(error)}")
+                log.warning("%s failed: %s", title, _told(error), exc_info=not isinstance(error, CutlayerError))
+    return trained
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, CutlayerError) else f"{type(error).__name__}: {reason(error)}"
 
 
 def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> Training:
@@ -143,14 +155,9 @@ def folder_of(run: Run, out: Path) -> Folder:
 
 def _check_data(runs: Sequence[Run], root: Path | None) -> None:
     """Load each data set once if there are several, so that a missing one is found before the first run starts."""
-    by_name = {run.data: run for run in runs}
+    by_name = {str(run.data): run for run in runs}
     for _, run in sorted(by_name.items()) if len(by_name) > 1 else ():
         build.dataset(run, root)
-
-
-def _moved(run_name: str, name: Any) -> Any:
-    """Rename a recipe's run after the file that changes it: digits/fedavg becomes mine/fedavg."""
-    return name + "".join(run_name.partition("/")[1:]) if isinstance(name, str) else name
 
 
 def _named_by_method(run: Run) -> Run:

@@ -94,9 +94,9 @@ class PlanRequest:
     data: Annotated[
         str | None,
         Option(
-            metavar="NAME",
-            help="Estimate the bound on this data set (see `cutlayer list data`), from $CUTLAYER_DATA; by default on "
-            "random samples.",
+            metavar="NAME|PATH",
+            help="Estimate the bound on this data set (see `cutlayer list data`), from $CUTLAYER_DATA, or on your own "
+            "file or folder; by default on random samples.",
         ),
     ] = None
     run: Annotated[

@@ -77,7 +77,7 @@ def _runs(panel: str, runs: Sequence[Run]) -> tuple[RenderableType, ...]:
 def _settings(run: Run) -> dict[str, str]:
     count, unit = run.batching.steps or run.batching.epochs, "epoch" if run.batching.steps is None else "step"
     return {
-        "data": run.data,
+        "data": str(run.data),
         "subset": NONE if run.subset == 1 else f"{run.subset:.4g}",
         "augment": _augment(run.augment),
         "partition": _spelled(run.partition),

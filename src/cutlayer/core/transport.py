@@ -1,9 +1,7 @@
 """How a round reaches its clients: in this process (`engines.local`), or elsewhere behind handles (`remote`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, NamedTuple, Protocol
 
 from cutlayer.core.batches import Walk
 from cutlayer.core.engine import Computes, Ids
@@ -11,7 +9,7 @@ from cutlayer.core.kinds import Kind, Parcel
 from cutlayer.core.memory import Recall
 from cutlayer.core.values import Block, PerClient
 
-Augmentation = Callable[[Tensor, Sequence[int]], Tensor]  # (stacked inputs, a key for each client) -> inputs
+Augmentation = Callable[[Any, Sequence[int]], Any]  # (stacked inputs, a key for each client) -> inputs
 
 
 class Brought(NamedTuple):

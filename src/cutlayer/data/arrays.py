@@ -34,7 +34,7 @@ class Arrays:
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in _named(self.x):
+        for name, value in named_inputs(self.x):
             _check_length(name, value, self.y)
         if self.num_classes is not None:
             _check_labels(self.y, self.num_classes)
@@ -45,7 +45,7 @@ class Arrays:
         return len(self.y)
 
     def __repr__(self) -> str:
-        inputs = " and ".join(f"{name} {_form(value)}" for name, value in _named(self.x))
+        inputs = " and ".join(f"{name} {_form(value)}" for name, value in named_inputs(self.x))
         targets = f"y {_form(self.y)}" if self.num_classes is None else f"{self.num_classes} classes"
         return f"Arrays({len(self)} samples: {inputs}, {targets})"
 
@@ -82,7 +82,7 @@ class Arrays:
         return new
 
 
-def _named(x: Any) -> list[tuple[str, Any]]:
+def named_inputs(x: Any) -> list[tuple[str, Any]]:
     """Return inputs with their names in messages."""
     return [(f"x[{key!r}]", value) for key, value in x.items()] if isinstance(x, Mapping) else [("x", x)]
 
@@ -169,57 +169,6 @@ def _tensor(value: Any, name: str) -> Tensor:
     if array.dtype.kind not in "fbu":
         raise DataError(f"{name} has the type {array.dtype}; give numbers")
     return torch.tensor(array)
-
-
-def from_dataset(dataset: Any, num_classes: int | None = None) -> Arrays:
-    """Make Arrays from a torch data set of (x, y) items of one shape, stacked; types as in `from_arrays`.
-
-    x may be a tensor, a number, a numpy array, a dict of these, or an image object that numpy can read (such as
-    PIL's), whose channels are put first.
-    """
-    num_items = len(dataset)
-    if not num_items:
-        raise DataError("the data set has no items; give at least one")
-    pairs = [_pair(dataset[i], i) for i in range(num_items)]
-    items = [{name: _value(value) for name, value in (*_named(x), ("y", y))} for x, y in pairs]
-    for i, item in enumerate(items):
-        _check_alike(item, items[0], i)
-    *inputs, y = (_stack([item[name] for item in items]) for name in items[0])
-    first = pairs[0][0]
-    x = dict(zip(first, inputs, strict=True)) if isinstance(first, Mapping) else inputs[0]
-    return from_arrays(x, y, num_classes)
-
-
-def _pair(item: Any, i: int) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError(f"item {i} of the data set is a {type(item).__name__}, not a pair (x, y); return both from it")
-    x, y = item
-    return x, y
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, Tensor | np.ndarray):
-        return value
-    array = np.asarray(value)
-    if not hasattr(value, "__array_interface__") or array.ndim not in (2, 3):
-        return array
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # an image object: height, width, channels
-
-
-def _check_alike(item: dict[str, Any], first: dict[str, Any], i: int) -> None:
-    if item.keys() != first.keys():
-        ours, theirs = ", ".join(item), ", ".join(first)
-        raise DataError(f"item {i} of the data set has {ours}, item 0 has {theirs}; give every item the same keys")
-    for name, value in item.items():
-        if tuple(value.shape) != tuple(first[name].shape):
-            raise DataError(
-                f"item {i} of the data set has {name} of shape {tuple(value.shape)}, item 0 has "
-                f"{tuple(first[name].shape)}; bring all items to one shape, for example by resizing or padding"
-            )
-
-
-def _stack(values: list[Any]) -> Any:
-    return torch.stack([torch.as_tensor(v) for v in values]) if isinstance(values[0], Tensor) else np.stack(values)
 
 
 def split_off(arrays: Arrays, fraction: float, key: int) -> tuple[Arrays, Arrays]:

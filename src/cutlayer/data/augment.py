@@ -1,7 +1,8 @@
-"""Random augmentation of training images, on their device and for a whole stack at a time."""
+"""Random changes of training samples: of images, for a whole stack at a time, or by a function of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from cutlayer.core import tree
 from cutlayer.core.checks import check, is_number
-from cutlayer.core.keys import generator
+from cutlayer.core.keys import fold, generator
 from cutlayer.core.transfer import sent
+from cutlayer.data.seeding import drawing_from
 from cutlayer.errors import DataError
 
 
@@ -77,6 +80,40 @@ class Augment:
         return padded[
             image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None]
         ]
+
+
+@dataclass(frozen=True)
+class SampleTransform:
+    """A function that changes one sample, such as a random transform of torchvision, at every step anew.
+
+    What it draws from the generators of torch, numpy and Python comes from the step's key, the client and the sample,
+    so that all engines and resumed runs see the same samples. It must keep their shape and type.
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __call__(self, x: Any, keys: Sequence[int]) -> Any:
+        """Change x (clients, samples, ...) with one key a client."""
+        num = tree.tensors(x)[0].shape[1]
+        return _stacked([_stacked([self._changed(x, k, i, key) for i in range(num)]) for k, key in enumerate(keys)])
+
+    def _changed(self, x: Any, client: int, i: int, key: int) -> Any:
+        sample = tree.map(lambda a: a[client, i].clone(), x)
+        with drawing_from(fold(key, "transform", i), tree.tensors(x)[0].device):
+            new = self.fn(sample)
+        if tree.signature(new) != tree.signature(sample):
+            old, found = (_words(each) for each in (sample, new))
+            raise DataError(f"the transform turns {old} into {found}; it must keep the shape and the type of a sample")
+        return new
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    return tree.map(lambda *a: torch.stack(a), *rows)
+
+
+def _words(sample: Any) -> str:
+    tensors = [f"{a.dtype} {tuple(a.shape)}" for a in tree.tensors(sample)]
+    return ", ".join(tensors) or f"a {type(sample).__name__}"
 
 
 def rotated(images: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

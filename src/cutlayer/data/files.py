@@ -151,15 +151,23 @@ def read_idx(path: Path) -> Bytes:
 
 def read_parquet(path: Path, *, extra: str, name: str = "") -> list[dict[str, Any]]:
     """Return the rows of a parquet file; `extra` is the extra of cutlayer that installs pyarrow."""
+    arrow = pyarrow_for(path, extra, name)
+    with reading(path, OSError, arrow.ArrowException):
+        rows: list[dict[str, Any]] = arrow.parquet.read_table(path).to_pylist()
+    return rows
+
+
+def pyarrow_for(path: Path, extra: str, name: str = "") -> Any:
+    """Import pyarrow, which reads this file or folder."""
     try:
-        from pyarrow import ArrowException, parquet
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
     except ImportError:
         raise DataError(
             f"{name}{path} cannot be read without pyarrow; install it with: pip install 'cutlayer[{extra}]'"
         ) from None
-    with reading(path, OSError, ArrowException):
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    return rows
+    return pyarrow
 
 
 def read_bytes(path: Path) -> bytes:

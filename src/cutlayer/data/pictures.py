@@ -5,19 +5,21 @@ them; remove it to decode the pictures again. The pictures of class folders are 
 """
 
 import csv
+import io
 import logging
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cutlayer.core.keys import generator
+from cutlayer.data.columns import Columns, Stored
 from cutlayer.data.files import Bytes, FileForm, Images, Sets, bad_file, files_of, incomplete, keep, read_bytes, reading
 from cutlayer.data.sample import Sample
 from cutlayer.errors import DataError
@@ -34,6 +36,16 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".t
 MODES = {1: "L", 3: "RGB"}
 GREY = ("1", "L", "LA")
 DEEP = ("I", "F")  # modes of more than 8 bits, which pillow would clip to white
+
+
+class Encoded(NamedTuple):
+    """A picture that is no file of its own."""
+
+    name: Path  # in messages
+    content: bytes
+
+
+Picture = Path | Encoded
 
 
 def _read_tiny_imagenet(folder: Path) -> Sets | None:
@@ -115,7 +127,7 @@ def _decoded(name: str, paths: Sequence[Path]) -> Bytes:
 
 
 def decode_all(
-    image_module: Any, paths: Sequence[Path], shape: tuple[int, ...], convert: Callable[[Any], Any]
+    image_module: Any, paths: Sequence[Picture], shape: tuple[int, ...], convert: Callable[[Any], Any]
 ) -> Bytes:
     """Decode pictures into one array (pictures, channels, height, width), each as `convert` returns it."""
     channels, *size = shape
@@ -131,12 +143,14 @@ def decode_all(
 
 
 @contextmanager
-def opened(image_module: Any, path: Path) -> Iterator[Any]:
+def opened(image_module: Any, picture: Picture) -> Iterator[Any]:
     """Open a picture; if it cannot be opened or decoded, raise a DataError that names it."""
+    name, file = (picture.name, io.BytesIO(picture.content)) if isinstance(picture, Encoded) else (picture, picture)
     with (
-        reading(path, OSError, ValueError, SyntaxError, image_module.DecompressionBombError),
-        image_module.open(path) as image,
+        reading(name, OSError, ValueError, SyntaxError, image_module.DecompressionBombError),
+        image_module.open(file) as image,
     ):
+        image.filename = str(name)
         yield image
 
 
@@ -159,17 +173,24 @@ def _kept(name: str, folder: Path, sets: Sets) -> Sets:
     return sets
 
 
-def read_class_folders(path: Path, sample: Sample | None) -> tuple[Tensor, Tensor]:
+def read_class_folders(path: Path, sample: Sample | None, columns: Columns) -> Stored:
     """Return the pictures of each class, ordered by file name, and their labels."""
     folders = [entry for entry in entries_of(path) if entry.is_dir()]
-    labels = _numbered(path, [folder.name for folder in folders], sample)
-    pictures = [(file, k) for folder, k in zip(folders, labels, strict=True) for file in _pictures_of_class(folder)]
+    named = columns.words and not all(folder.name.isdecimal() for folder in folders)
+    labels = [] if named else _numbered(path, [folder.name for folder in folders], sample)
+    pictures = [(file, k) for k, folder in enumerate(folders) for file in _pictures_of_class(folder)]
     if not pictures:
         raise DataError(f"the sub-folders of {path} hold no pictures; put {', '.join(SUFFIXES)} files into them")
-    paths = [file for file, _ in pictures]
-    image_module = pillow(str(path))
-    x = _as_stored(image_module, paths, _shape(image_module, paths[0], sample))
-    return torch.from_numpy(x), torch.tensor([k for _, k in pictures])
+    x = decode_alike(str(path), [file for file, _ in pictures], sample)
+    if named:
+        return Stored(x, tuple(folders[k].name for _, k in pictures))
+    return Stored(x, torch.tensor([labels[k] for _, k in pictures]))
+
+
+def decode_alike(name: str, pictures: Sequence[Picture], sample: Sample | None = None) -> Tensor:
+    """Decode pictures of one size; `name` is the place that they come from."""
+    image_module = pillow(name)
+    return torch.from_numpy(_as_stored(image_module, pictures, _shape(image_module, pictures[0], sample)))
 
 
 def entries_of(folder: Path) -> list[Path]:
@@ -202,20 +223,21 @@ def _shortened(names: Iterable[str]) -> str:
     return textwrap.shorten(", ".join(names), 200, placeholder=" ...")
 
 
-def _shape(image_module: Any, first: Path, sample: Sample | None) -> tuple[int, ...]:
+def _shape(image_module: Any, first: Picture, sample: Sample | None) -> tuple[int, ...]:
     """Return the shape of a sample, by default that of the first picture."""
     if sample is None:
         with opened(image_module, first) as image:
             return (1 if image.mode in GREY else 3, image.height, image.width)
     if len(sample.shape) != 3 or sample.shape[0] not in MODES:
+        name = first.name if isinstance(first, Encoded) else first
         raise DataError(
-            f"{first} is a picture, but a sample here has the shape {sample.shape}; pictures are (1, height, width) "
+            f"{name} is a picture, but a sample here has the shape {sample.shape}; pictures are (1, height, width) "
             "or (3, height, width): give the samples as an .npz file"
         )
     return sample.shape
 
 
-def _as_stored(image_module: Any, paths: list[Path], shape: tuple[int, ...]) -> Bytes:
+def _as_stored(image_module: Any, paths: Sequence[Picture], shape: tuple[int, ...]) -> Bytes:
     channels, height, width = shape
 
     def checked(image: Any) -> Any:

@@ -68,6 +68,13 @@ def data_folder(given: Path | None = None) -> Path | None:
     return given or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
 
 
+def located(file: str, root: Path | None) -> Path:
+    """Return the file or folder of this name in the working folder or, if there is none, in the data folder."""
+    folder = data_folder(root)
+    below = None if folder is None else folder / file
+    return below if below is not None and below.exists() and not Path(file).exists() else Path(file)
+
+
 Reader = Callable[[str, Path | None], tuple[Arrays, Arrays]]  # training and test set, from the name and the data folder
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cutlayer.core import keys
+from cutlayer.core import keys, tree
 from cutlayer.core.batches import Index, Samples, Walk
 from cutlayer.core.engine import Engine, Ids
 from cutlayer.core.kinds import Kind, Parcel
@@ -74,11 +74,11 @@ class Remembering:
 
 
 def _augmented(x: PerClient, augment: Augmentation, step_keys: Mapping[int, int]) -> PerClient:
-    """Augment each client's images by its own key, whichever clients are stacked with it."""
+    """Augment each client's samples by its own key, whichever clients are stacked with it."""
 
     def changed(block: Block) -> Block:
-        stack = block.tree if block.stacked else block.tree[None]
+        stack = block.tree if block.stacked else tree.map(lambda a: a[None], block.tree)
         new = augment(stack, [step_keys[j] for j in block.ids])
-        return block._replace(tree=new if block.stacked else new[0])
+        return block._replace(tree=new if block.stacked else tree.map(lambda a: a[0], new))
 
     return PerClient(x.place, [changed(b) for b in x.blocks], x.ids)

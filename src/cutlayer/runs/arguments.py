@@ -10,7 +10,7 @@ from torch import nn
 from cutlayer.core.checks import check_type
 from cutlayer.core.meter import Meter
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
+from cutlayer.data.augment import Augment, SampleTransform
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
 from cutlayer.planning.devices import Devices
@@ -32,13 +32,13 @@ def check(given: Mapping[str, Any]) -> None:
     check_type("partition", given["partition"], Partition, HOW_PARTITION)
     optional: dict[str, tuple[type, str]] = {
         "devices": (Devices, "such as Devices(clients=(phone, laptop), server=1e12)"),
-        "augment": (Augment, "such as Augment(crop=4, flip=True)"),
+        "augment": (Augment, "such as Augment(crop=4, flip=True), or a SampleTransform"),
         "test_partition": (Partition, HOW_PARTITION),
     }
     for name, (kind, how) in optional.items():
-        if given[name] is not None:
+        if given[name] is not None and not isinstance(given[name], SampleTransform):
             check_type(name, given[name], kind, how)
-    for name, what in (("sampler", "a function of the clients, how many to draw, and a key"),
+    for name, what in (("sampler", "a function of a Draw, which returns the clients of the round"),
                        ("on_round", "a function of the record of a round")):  # fmt: skip
         if given[name] is not None and not callable(given[name]):
             raise ConfigError(f"{name} is {given[name]!r}; give {what}")

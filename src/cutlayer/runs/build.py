@@ -1,5 +1,6 @@
 """Builds what a configured run names: data, model, method, devices and the training itself."""
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -14,26 +15,32 @@ from cutlayer.core import keys
 from cutlayer.core.checks import check_device, reason
 from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
+from cutlayer.data import own
 from cutlayer.data.arrays import Arrays, split_off
+from cutlayer.data.digest import digest
 from cutlayer.data.hold_out import hold_out
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS, Partition
-from cutlayer.data.sources import SOURCES, TASKS, Dataset, data_folder, load, tokenised
+from cutlayer.data.sources import DATA, SOURCES, TASKS, Dataset, load, located, tokenised
 from cutlayer.errors import ConfigError
 from cutlayer.meters import METERS
 from cutlayer.models import MODELS, freeze_norms
 from cutlayer.models.language import tokenizer
 from cutlayer.models.weights import load_weights
-from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.pieces.losses import LOSSES, num_outputs, usual_loss, usual_metrics
+from cutlayer.pieces.sampler import SAMPLERS, Available, Sampler
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import Profile, profile
 from cutlayer.runs.config import Choice, Run, literal
 from cutlayer.runs.federated import ClientTests
+from cutlayer.runs.metrics import Metric, by_name
 from cutlayer.runs.simulation import Simulation
 from cutlayer.runs.stopping import Limits
 from cutlayer.runs.training import Training
 from cutlayer.split import Split
+
+log = logging.getLogger("cutlayer")
 
 
 def training(run: Run, root: Path | None = None) -> Training:
@@ -44,7 +51,8 @@ def training(run: Run, root: Path | None = None) -> Training:
             "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
             "[sample] out and name its data"
         )
-    data, partition, test, validation = dealt(run, root)
+    sets = dataset(run, root)
+    data, partition, test, validation = deal(run, sets)
     client_tests, placed = None, data.to(run.device)
     if run.hold_out:
         partition, held = hold_out(partition, run.hold_out, keys.fold(run.seed, "hold_out"))
@@ -56,7 +64,7 @@ def training(run: Run, root: Path | None = None) -> Training:
         partition,
         batching=run.batching,
         per_round=run.per_round,
-        sampler=registry.find("sampler", SAMPLERS, run.sampler),
+        sampler=sampler(run),
         engine=run.engine,
         server_engine=run.server_engine,
         chunk=run.chunk,
@@ -72,11 +80,18 @@ def training(run: Run, root: Path | None = None) -> Training:
         test=test.to(run.device),
         validation=None if validation is None else validation.to(run.device),
         client_tests=client_tests,
-        metrics=run.metrics or None,
+        metrics=metrics(run, data),
         eval_every=run.eval_every,
         per_client=run.per_client,
         limits=Limits.of(run),
+        inputs={f"the data {run.data}": digest(sets.train, sets.test)} if _is_own(run) else {},
     )
+
+
+def metrics(run: Run, like: Arrays) -> dict[str, Metric]:
+    """Return the metrics that a run names, or those that fit its loss and samples like these."""
+    named = run.metrics or usual_metrics(run.loss or usual_loss(like.y), like.y)
+    return by_name(named, like.num_classes)
 
 
 def meters(run: Run) -> tuple[Meter, ...]:
@@ -84,6 +99,14 @@ def meters(run: Run) -> tuple[Meter, ...]:
     if "ledger" in run.meters:
         raise ConfigError("the ledger watches every run; leave it out of meters")
     return tuple(registry.find("meter", METERS, name)() for name in run.meters)
+
+
+def sampler(run: Run) -> Sampler:
+    """Return the sampler of a run; a trace file that it needs is read."""
+    made = registry.make("sampler", SAMPLERS, run.sampler.name, run.sampler.options)
+    if isinstance(made, Available) and made.trace is not None:
+        log.info("%s has rounds of %d clients", made.trace, len(made.intervals))
+    return made
 
 
 class Dealt(NamedTuple):
@@ -97,7 +120,11 @@ class Dealt(NamedTuple):
 
 def dealt(run: Run, root: Path | None = None) -> Dealt:
     """Load the run's data and divide them among its clients."""
-    sets = dataset(run, root)
+    return deal(run, dataset(run, root))
+
+
+def deal(run: Run, sets: Dataset) -> Dealt:
+    """Divide a data set among the run's clients."""
     data, test = sets.train, sets.test
     if run.subset < 1:
         data, test = (split_off(whole, run.subset, keys.fold(run.seed, "subset"))[1] for whole in (data, test))
@@ -109,6 +136,11 @@ def dealt(run: Run, root: Path | None = None) -> Dealt:
     if data.groups is not None and run.partition.name == "natural":
         test = test.of_groups(partition.names)  # test on the groups (roles, speakers) that are clients
     return Dealt(data, partition, test, validation)
+
+
+def _is_own(run: Run) -> bool:
+    """Return whether the user supplies the data, in files or by a plug-in."""
+    return isinstance(run.data, own.OwnData) or run.data in DATA.origins
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
@@ -131,6 +163,8 @@ def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tu
 
 def dataset(run: Run, root: Path | None = None) -> Dataset:
     """Load the run's data set; texts are encoded with the tokenizer of its model."""
+    if isinstance(run.data, own.OwnData):
+        return own.read(run.data, root)
     if run.data in SOURCES and run.model.name == "causal_lm":
         raise ConfigError(
             f"the data {run.data!r} are no texts, which the model 'causal_lm' reads: use {', '.join(TASKS)}, or "
@@ -150,25 +184,19 @@ def dataset(run: Run, root: Path | None = None) -> Dataset:
 
 def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
     """Return the run's model, cut; its initial weights are a function of the seed, or come from a file."""
-    task = DEFINITIONS.get(run.data)
+    task = DEFINITIONS.get(str(run.data))
+    loss = run.loss or usual_loss(data.y)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
     shape = tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()
-    options = fitted(run.model, shape, data.num_classes, **texts)
+    options = fitted(run.model, shape, num_outputs(loss, data.y, data.num_classes), **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
         net = model(run.model.name, options)
     if run.weights is not None:
-        load_weights(net, _found(run.weights, root), fresh=run.fresh)
+        load_weights(net, located(run.weights, root), fresh=run.fresh)
     if run.freeze_norms:
         freeze_norms(net)
-    return Split(net.to(run.device), run.cut, head=run.head)
-
-
-def _found(file: str, root: Path | None) -> Path:
-    """Return the file of this name in the working folder or, if there is none, in the data folder."""
-    folder = data_folder(root)
-    below = None if folder is None else folder / file
-    return below if below is not None and below.is_file() and not Path(file).is_file() else Path(file)
+    return Split(net.to(run.device), run.cut, head=run.head, loss=registry.find("loss", LOSSES, loss))
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:

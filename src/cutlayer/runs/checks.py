@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from cutlayer.core import tree
 from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
 from cutlayer.core.kinds import ACTIVATIONS
 from cutlayer.core.method import Method, needs_of
 from cutlayer.core.precision import Precision, check_precision, computing
 from cutlayer.core.program import Program
+from cutlayer.core.transport import Augmentation
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.errors import ConfigError
@@ -32,7 +34,7 @@ class RunPlan:
     per_round: int | None = None
     precision: Precision = "fp32"
     chunk: int | None = None
-    augment: Augment | None = None
+    augment: Augmentation | None = None
     name: str = ""  # of the method in warnings; by default that of its class
 
 
@@ -93,9 +95,9 @@ def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
     few = plan.like.take(range(min(2, size, needs.smallest_batch or 2, *sizes.values())))
     with computing(plan.precision):
         if plan.augment is not None:
-            if not isinstance(few.x, torch.Tensor) or few.x.dim() != 4:
+            if isinstance(plan.augment, Augment) and (not isinstance(few.x, torch.Tensor) or few.x.dim() != 4):
                 raise ConfigError("augment changes images, but the inputs of these data are none; leave it out")
-            plan.augment(few.x[None], [0])
+            plan.augment(tree.map(lambda a: a[None], few.x), [0])
         plan.method.model.rehearse(few.x, few.y, few.num_classes)
 
 

@@ -29,6 +29,7 @@ from cutlayer.core.checks import check_device_name
 from cutlayer.core.method import PYTHON_ONLY
 from cutlayer.core.precision import Precision
 from cutlayer.data.augment import Augment
+from cutlayer.data.own import OwnData, is_path
 from cutlayer.data.partition import PARTITIONS
 from cutlayer.data.sample import Sample
 from cutlayer.data.sources import DATA
@@ -38,6 +39,7 @@ from cutlayer.methods import METHODS
 from cutlayer.models import MODELS, check_init, default_init
 from cutlayer.optim import OPTIMISERS
 from cutlayer.optim.schedules import SCHEDULES, Schedule
+from cutlayer.pieces.losses import LOSSES
 from cutlayer.pieces.sampler import SAMPLERS
 from cutlayer.planning.devices import DEVICES
 from cutlayer.runs.metrics import METRICS, Goal
@@ -71,16 +73,17 @@ class Run:
     """All settings of one training run; the same run on the same machine and engine gives the same metrics file."""
 
     name: str = "run"  # also the folder below --out
-    data: str = "digits"
+    data: str | OwnData = "digits"  # a name, or a file or folder
     subset: float = 1.0  # fraction of all samples that is used, chosen by the seed
     augment: Augment | None = None  # random changes of the training images; none by default
     validation: float = 0.0  # fraction of the training samples held out before clients get theirs
     clients: int = 20
     per_round: int | None = None  # clients that take part in a round; all of them by default
-    sampler: str = "uniform"  # how these clients are drawn
+    sampler: Choice = Choice("uniform")  # how these clients are drawn
     partition: Choice = Choice("dirichlet", {"alpha": 0.3})
     sample: Sample | None = None  # shape and type of a sample, if only devices hold data
     model: Choice = Choice("cnn")
+    loss: str | None = None  # by default cross_entropy for classes and mse for numbers
     cut: int | str = 1  # units at the client, or the name of the last of them
     head: int | str | None = None  # first unit that is back at the client (U-shape)
     weights: str | None = None  # file of initial weights, .safetensors or .pth; drawn from the seed by default
@@ -148,6 +151,7 @@ class Run:
 
 
 TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the `name` in a table may be
+    "sampler": ("sampler", SAMPLERS),
     "partition": ("partition", PARTITIONS),
     "model": ("model", MODELS),
     "method": ("method", METHODS),
@@ -158,10 +162,9 @@ TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the 
 GIVEN = ("model", "client_opt", "server_opt", "devices", "costs")  # arguments of a method that a user cannot set
 SETTINGS: dict[str, type[Any]] = {"batching": Batching, "augment": Augment, "sample": Sample}  # tables without a name
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "data": ("data set", DATA),
+    "loss": ("loss", LOSSES),
     "engine": ("engine", ENGINES),
     "server_engine": ("engine", ENGINES),
-    "sampler": ("sampler", SAMPLERS),
     "metrics": ("metric", METRICS),
 }
 
@@ -194,15 +197,17 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
     for key, value in changes.items():
         if key not in known:
             raise UnknownNameError("key", key, known, where)
-        if key in TABLES:
+        if key == "data":
+            values[key] = _data(run.data, value, where)
+        elif key in TABLES:
             values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
         elif key in SETTINGS:
-            values[key] = _settings(SETTINGS[key], getattr(run, key), value, f"{where}, [{key}]")
+            values[key] = _settings(key, SETTINGS[key], getattr(run, key), value, f"{where}, [{key}]")
         elif isinstance(value, Mapping):
             raise UnknownNameError("table", key, (*TABLES, *SETTINGS), where)
         else:
             values[key] = _typed(key, value, known[key].annotation, where)
-            for name in () if key not in NAMES else [value] if isinstance(value, str) else value:
+            for name in () if key not in NAMES or value is None else [value] if isinstance(value, str) else value:
                 registry.find(*NAMES[key], name, where)
     table = changes.get("model")
     if values.get("weights") is not None and not (isinstance(table, Mapping) and "init" in table):
@@ -219,17 +224,19 @@ def recorded(changes: Mapping[str, Any], where: str) -> Run:
         try:
             run = changed(run, {key: value}, where)
         except UnknownNameError:
-            if key not in TABLES and key not in NAMES:
+            if key not in TABLES and key not in NAMES and key != "data":
                 raise
             if isinstance(value, Mapping):
                 value = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
+            elif key in TABLES:
+                value = Choice(value)
             run = dataclasses.replace(run, **{key: value})
     return run
 
 
 def _of_python(changes: Mapping[str, Any], where: str) -> Run:
     """Return the run of a Python program: what it names are its own objects."""
-    own = {k: _with_tuples(v) for k, v in changes.items() if k in TABLES or k in NAMES or k == "python"}
+    own = {k: _with_tuples(v) for k, v in changes.items() if k in TABLES or k in NAMES or k in ("data", "python")}
     for key, value in own.items():
         if key in TABLES:
             own[key] = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
@@ -258,19 +265,31 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
     if entries is OPTIMISERS:  # like devices and partitions: cheap to build, and checks its own values
         _made(where, optim.build, name, **choice.options)
-    if key in ("devices", "partition"):
+    if key in ("devices", "partition", "sampler"):
         _made(where, entries[name], **choice.options)
     return choice
 
 
-def _settings(kind: type[Any], old: Any, value: Any, where: str) -> Any:
+def _data(old: str | OwnData, value: Any, where: str) -> str | OwnData:
+    """Return the name of a data set, or one's own data: a path alone, or a table with a path."""
+    if isinstance(value, Mapping):
+        own: OwnData = _settings("data", OwnData, old if isinstance(old, OwnData) else None, value, f"{where}, [data]")
+        return own
+    name: str = _typed("data", value, str, where)
+    if name not in DATA and is_path(name):
+        return OwnData(path=name)
+    registry.find("data set", DATA, name, where)
+    return name
+
+
+def _settings(key: str, kind: type[Any], old: Any, value: Any, where: str) -> Any:
     known = registry.options_of(kind)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} must be a table with {', '.join(known)}")
     kept = {} if old is None else {name: getattr(old, name) for name in known}
     # With old values, nothing is missing.
     needed = known if old is None else {k: p.replace(default=None) for k, p in known.items()}
-    changes = _checked(kind.__name__.lower(), needed, value, where)
+    changes = _checked(key, needed, value, where)
     return _made(where, kind, **{**kept, **changes})
 
 
@@ -315,8 +334,8 @@ def as_dict(run: Run) -> dict[str, Any]:
         value = getattr(run, f.name)
         if isinstance(value, Choice):
             value = {"name": value.name, **value.options}
-        elif f.name in SETTINGS and value is not None:
-            value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None and v != ()}
         if value is not None and value != ():
             plain[f.name] = value
     return plain

@@ -20,13 +20,15 @@ from torch import Tensor
 from cutlayer.core import tree
 from cutlayer.core.method import OPTIMISERS, Method
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.augment import Augment, SampleTransform
+from cutlayer.data.digest import digest as digest_of_samples
 from cutlayer.data.partition import Partition
 from cutlayer.methods import METHODS
 from cutlayer.optim.optimiser import Optimiser, build
 from cutlayer.optim.rules import Adam, AdamW, Clip, Momentum, Proximal, WeightDecay
 from cutlayer.optim.schedules import SCHEDULES, Schedule, constant, warmup
 from cutlayer.pieces.factory import call_of
-from cutlayer.pieces.sampler import SAMPLERS
+from cutlayer.pieces.sampler import SAMPLERS, Sampler
 from cutlayer.runs.config import GIVEN, Choice, Run
 from cutlayer.runs.metrics import by_name
 from cutlayer.split import Split
@@ -36,7 +38,7 @@ PLAIN = (bool, int, float, str)
 
 def described(given: Mapping[str, Any]) -> Run:
     """Return the run that the arguments of `train` describe, as far as they have names."""
-    method, data, engine = given["method"], given["data"], given["engine"]
+    method, data, engine, augment = (given[key] for key in ("method", "data", "engine", "augment"))
     same = [f.name for f in fields(Run) if f.name in given]
     metrics = {} if given["metrics"] is None else by_name(given["metrics"], data.num_classes)
     own = {
@@ -45,7 +47,8 @@ def described(given: Mapping[str, Any]) -> Run:
         "validation": 0.0,  # a fraction of the data in a run file, and samples here
         "clients": len(given["partition"]),
         "partition": Choice("python"),
-        "sampler": next((n for n, fn in SAMPLERS.items() if fn is given["sampler"]), qualified(given["sampler"])),
+        "sampler": _sampler(given["sampler"]),
+        "augment": augment if isinstance(augment, Augment) else None,
         "cut": method.model.cut,
         "head": method.model.head,
         **choices(method),
@@ -57,6 +60,7 @@ def described(given: Mapping[str, Any]) -> Run:
         "python": {
             **{key: repr(given[key]) for key in ("data", "test", "validation") if given[key] is not None},
             "loss": qualified(method.model.loss),
+            **({"augment": qualified(augment.fn)} if isinstance(augment, SampleTransform) else {}),
             **({"metrics": tuple(qualified(metric) for metric in metrics.values())} if metrics else {}),
         },
     }
@@ -66,6 +70,11 @@ def described(given: Mapping[str, Any]) -> Run:
 def _number(value: Any) -> Any:
     """Return a number of numpy as one of Python, which JSON can store."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _sampler(sampler: Sampler) -> Choice:
+    name = next((n for n, entry in SAMPLERS.items() if entry is type(sampler)), qualified(sampler))
+    return Choice(name, {k: plain(v) for k, v in _settings(sampler).items()})
 
 
 def inputs_of(given: Mapping[str, Any]) -> dict[str, str]:
@@ -176,6 +185,8 @@ def _rate(lr: Schedule) -> Any:
 
 def digest(value: Any) -> str:
     """Return a hash of the content of arrays, a partition, a model, or plain settings."""
+    if isinstance(value, Arrays):
+        return digest_of_samples(value)
     found = hashlib.blake2b(digest_size=8)
     for part in _content(value):
         found.update(part)
@@ -183,8 +194,6 @@ def digest(value: Any) -> str:
 
 
 def _content(value: Any) -> list[Any]:
-    if isinstance(value, Arrays):
-        value = (value.x, value.y)
     if isinstance(value, Partition):
         named = zip(value.names, value.clients, strict=True)
         return [part for name, index in named for part in (name.encode(), np.asarray(index, dtype=np.int64).data)]

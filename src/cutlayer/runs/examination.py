@@ -2,7 +2,7 @@
 
 With two parts, activations and labels of test samples go up as those of training samples do. In the U-shape the
 server's outputs come down, and with a method that trains whole models at the clients nothing crosses but the model; in
-both cases a device sends only the sums of its figures.
+both cases a device sends only its figures.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,6 @@ from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Held, PerClient
-from cutlayer.errors import ConfigError
 from cutlayer.runs.evaluation import measured
 from cutlayer.runs.federated import Figures
 from cutlayer.runs.metrics import Metric
@@ -46,7 +45,7 @@ class Lower:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """The figures of a client that has the outputs: the sums of the loss and of each metric over a batch."""
+    """The figures of a client that has the outputs: loss and metrics, each times the number of samples."""
 
     model: Split
     metrics: Metrics
@@ -60,15 +59,8 @@ class Sums:
         return self._sums(self.model.predict(model, x), y)
 
     def _sums(self, out: Any, y: Tensor) -> Tensor:
-        found = {name: fn(out, y) for name, fn in self.metrics.items() if callable(fn)}
-        for name in self.metrics:
-            if name not in found or not isinstance(found[name], Tensor) or not found[name].dim():
-                raise ConfigError(
-                    f"the metric {name!r} is one number for a whole set, but these devices send sums over their "
-                    "samples; use metrics that have a number for each sample"
-                )
-        means = [value.double().mean() for value in (self.model.loss(out, y), *found.values())]
-        return len(y) * torch.stack(means)
+        found = [self.model.loss(out, y), *(fn(out, y) for fn in self.metrics.values() if callable(fn))]
+        return len(y) * torch.stack([torch.as_tensor(value).double().mean() for value in found])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +90,8 @@ class Examination:
         """Return what each client's test found; a client that disconnects is left out."""
         below, above = (model, model) if self.lower is None else (_named(model, names) for names in self.model.sides)
         c, s = clients.down(MODEL, fed.hold(below)), server.hold(above)
-        sizes = {j: even(int(num)) for j, num in clients.weights.items()}
+        # A client that computes its figures has one batch: some metrics are a number for the whole set.
+        sizes = {j: even(int(num)) if self.sums is None else int(num) for j, num in clients.weights.items()}
         found: dict[int, list[Tree]] = {j: [] for j in clients.ids}
         for step in clients.steps(sizes=sizes):
             for j, seen in self._batch(step, server, c, s).items():

@@ -41,7 +41,9 @@ Metrics = Mapping[str, Metric] | Sequence[str] | None
 
 
 def accuracy(out: Tensor, y: Tensor) -> Tensor:
-    """Top-1: whether each sample's largest output is its class."""
+    """Top-1: whether each sample's largest output is its class; of binary scores, whether their signs are right."""
+    if out.shape in (y.shape, (*y.shape, 1)):
+        return ((out.reshape(y.shape) > 0) == (y > 0.5)).double().reshape(len(y), -1).mean(1)
     return (out.argmax(1) == y).double()
 
 

@@ -16,7 +16,7 @@ from cutlayer.core import keys
 from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.engine import Engine
 from cutlayer.core.meter import Meter, Restorable, Timer
-from cutlayer.core.method import Method
+from cutlayer.core.method import Method, needs_of
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.program import Program
@@ -28,7 +28,7 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.engines.loop import Loop
 from cutlayer.meters.clock import Clock
 from cutlayer.meters.ledger import Ledger
-from cutlayer.pieces.sampler import Sampler, uniform
+from cutlayer.pieces.sampler import Draw, Sampler, uniform
 from cutlayer.runs.checks import check_batch
 
 
@@ -166,6 +166,7 @@ class Rounds:
         present = self.backend.present(round)
         if round == 0:
             check_batch(self.batching, present.values())
-        able = tuple(j for j, num in present.items() if self.batching.per_epoch(num, self.batching.size))
-        chosen = self.sampler(able, min(self.per_round or len(able), len(able)), key)
+        able = {j: num for j, num in present.items() if self.batching.per_epoch(num, self.batching.size)}
+        num = min(self.per_round or len(able), len(able))
+        chosen = self.sampler(Draw(able, num, key, round, needs_of(self.method).fewest_clients))
         return {j: present[j] for j in chosen}

@@ -12,8 +12,8 @@ from cutlayer.core.memory import Memory
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.servers import Bridge
+from cutlayer.core.transport import Augmentation
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
 from cutlayer.data.partition import Partition
 from cutlayer.engines.auto import ENGINES, Elsewhere, EngineSetting, chosen, chosen_for_servers
 from cutlayer.engines.local import Local
@@ -42,7 +42,7 @@ class Simulation(Rounds):
     server_engine: str | Engine = "auto"
     chunk: int | None = None
     devices: Devices | None = None
-    augment: Augment | None = None
+    augment: Augmentation | None = None
     name: str = ""  # of the method in warnings; by default that of its class
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Job:
     partition: Partition
     ids: tuple[int, ...]  # the clients that can take part
     batching: Batching
-    augment: Augment | None
+    augment: Augmentation | None
     precision: Precision
 
     def names(self) -> dict[int, str]:

@@ -16,8 +16,8 @@ from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision
 from cutlayer.core.state import State
+from cutlayer.core.transport import Augmentation
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
 from cutlayer.data.hold_out import hold_out as divide
 from cutlayer.data.partition import Partition
 from cutlayer.errors import CheckpointError, DivergedError
@@ -78,7 +78,7 @@ def train(
     precision: Precision = "fp32",
     meters: Sequence[Meter] = (),
     devices: Devices | None = None,
-    augment: Augment | None = None,
+    augment: Augmentation | None = None,
     metrics: Metrics = None,
     eval_every: int = 1,
     per_client: bool = False,
@@ -115,7 +115,8 @@ def train(
         hold_out: the fraction of its samples that each client keeps for such a test instead of training on them.
         batching: batch size, and passes over the data or steps in a round.
         per_round: how many clients are sampled for each round; all of them by default.
-        sampler: samples them: a function of the clients, how many to draw, and a key; uniform by default.
+        sampler: samples them: `uniform` by default, `weighted` by their samples, `available(...)`, or a function of a
+            `Draw` (`cutlayer.pieces.sampler`).
         engine: "loop", "vmap", "graph" (on a GPU), "ray", an engine of your own, or "auto": graph on a GPU, elsewhere
             loop or vmap by a rule (`cutlayer.engines.auto`). They agree to rounding.
         chunk: to save memory, the most clients that vmap stacks at a time, or that have their own memory at a time on
@@ -125,7 +126,7 @@ def train(
             everything that is stored or sent stays float32. See `cutlayer.core.precision`.
         meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
         devices: how fast each client is; with them every record has the simulated time. See `Devices`.
-        augment: random changes of the training images; none by default.
+        augment: random changes of the training samples, an `Augment` or a `SampleTransform`; none by default.
         metrics: names, such as ["accuracy", "f1", "auc"] or ["mae", "rmse", "r2"], or a dict of functions of (outputs,
             targets) or of torchmetrics objects; for classes the accuracy by default. See `evaluate`.
         eval_every: evaluate after every so many rounds, and after the last.

@@ -14,8 +14,10 @@ from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
 from cutlayer.core.program import Program
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.columns import Columns
 from cutlayer.data.hold_out import divide
 from cutlayer.data.local import local
+from cutlayer.data.own import OwnData
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
 from cutlayer.remote.device.session import ClientDevice
@@ -25,7 +27,6 @@ from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.examination import Examination
-from cutlayer.runs.metrics import by_name
 
 log = logging.getLogger("cutlayer")
 
@@ -67,8 +68,8 @@ class DeviceSettings:
         if isinstance(data.x, Tensor):  # devices whose inputs have different scales would train a model that fits none
             log.info("%d samples, inputs from %.4g to %.4g", len(data), float(data.x.min()), float(data.x.max()))
         method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
-        metrics = by_name(run.metrics or None, data.num_classes)
-        program = Program(method, examination=None if tests is None else Examination.of(method, metrics))
+        examination = None if tests is None else Examination.of(method, build.metrics(run, data))
+        program = Program(method, examination=examination)
         self._check_leaving(program, method.model.cut)
         store = ClientStore(welcome.client, None if self.state is None else self.state / run.name)
         store.load(self.device)
@@ -88,7 +89,7 @@ class DeviceSettings:
     def _data(self, run: Run, client: int) -> Arrays:
         path = Path(self.data)
         if path.exists():
-            return local(path, sample=run.sample)
+            return local(path, sample=run.sample, columns=_columns(run))
         if run.sample is not None:
             raise DataError(
                 f"this run's samples are the devices' own: give a file or a folder, not the name {self.data}"
@@ -103,7 +104,7 @@ class DeviceSettings:
         if self.test is not None:
             if run.hold_out:
                 raise ConfigError("this run holds out a part of --data for testing; leave --test out")
-            return data, local(self.test, sample=run.sample)
+            return data, local(self.test, sample=run.sample, columns=_columns(run))
         if not run.hold_out:
             return data, None
         kept, held = divide(len(data), run.hold_out, keys.fold(run.seed, "hold_out"), client)
@@ -120,6 +121,18 @@ class DeviceSettings:
                 "join with --allow-raw if that is meant"
             )
         log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+
+
+def _columns(run: Run) -> Columns:
+    """Return which columns the run's own data have: a device names its own alike."""
+    if not isinstance(run.data, OwnData):
+        return Columns()
+    if run.data.standardise and run.sample is None:
+        raise DataError(
+            "this run standardises its inputs with the whole training set, which no device has; give the run a "
+            "[sample] with mean and std"
+        )
+    return run.data.columns
 
 
 def leaving(program: Program) -> list[Kind]:

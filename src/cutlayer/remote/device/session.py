@@ -12,9 +12,9 @@ from cutlayer.core import keys, tree
 from cutlayer.core.batches import Batching
 from cutlayer.core.precision import Precision
 from cutlayer.core.program import Program
+from cutlayer.core.transport import Augmentation
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
-from cutlayer.data.augment import Augment
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.remote.device.store import ClientStore
@@ -44,7 +44,7 @@ class ClientDevice:
     tests: Arrays | None = None  # held for testing the global model
     batching: Batching
     store: ClientStore
-    augment: Augment | None = None
+    augment: Augmentation | None = None
     precision: Precision = "fp32"
     never: frozenset[str] = frozenset()
     secret: str | None = None  # mixed into the client's own seeds, so that no server can know them

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import torch
 
-from cutlayer import registry
 from cutlayer.core.checks import check_device, check_positive
 from cutlayer.core.engine import Engine
 from cutlayer.core.method import needs_of
@@ -22,7 +21,6 @@ from cutlayer.data.local import local
 from cutlayer.data.sample import DTYPES, Sample
 from cutlayer.engines.auto import EngineSetting, chosen_for_servers
 from cutlayer.errors import ConfigError, LinkError, UnknownNameError
-from cutlayer.pieces.sampler import SAMPLERS
 from cutlayer.remote.device.session import forms_of
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.identity.register import Register
@@ -39,7 +37,6 @@ from cutlayer.runs.checks import RunPlan, check_run
 from cutlayer.runs.config import Run
 from cutlayer.runs.examination import Examination
 from cutlayer.runs.folder import Folder
-from cutlayer.runs.metrics import by_name
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.run import check_resumable, execute
 from cutlayer.runs.stopping import Limits
@@ -141,7 +138,7 @@ class RunServer:
             split=split, like=few, batch=run.batching.size, clients=run.per_round or run.clients, chunk=run.chunk
         )
         self._engine(run)  # report a mistake before anyone can join
-        self._sampler = registry.find("sampler", SAMPLERS, run.sampler)
+        self._sampler = build.sampler(run)
         build.meters(run)  # likewise
         self._expected = run.clients  # how many clients a round waits for
         self._present: set[int] = set()
@@ -155,9 +152,9 @@ class RunServer:
 
     def training(self, run: Run) -> Training:
         """Return the training of this run, before its first round."""
-        examination = None
+        examination, metrics = None, build.metrics(run, self.samples.like)
         if not self.peer.apart:  # of two servers, neither has the whole model
-            examination = Examination.of(self.method, by_name(run.metrics or None, self.samples.like.num_classes))
+            examination = Examination.of(self.method, metrics)
         devices = DeviceBackend(
             method=self.method,
             sessions=self.sessions,
@@ -195,7 +192,7 @@ class RunServer:
             runner=runner,
             test=None if test is None else test.to(run.device),
             client_tests=client_tests,
-            metrics=run.metrics or None,
+            metrics=metrics,
             eval_every=run.eval_every,
             limits=Limits.of(run),
         )
