@@ -288,6 +288,12 @@ def test_a_run_that_is_written_and_read_again_is_the_same(run: Run) -> None:
     assert config.changed(Run(), tomllib.loads(config.dumps(run)), "my.toml") == run
 
 
+def test_keys_of_inline_tables_may_be_any_words() -> None:
+    assert tomllib.loads(f"a = {config.literal({'two words': {'ä': 1}, 'b-1': 2})}") == {
+        "a": {"two words": {"ä": 1}, "b-1": 2}
+    }
+
+
 def test_a_file_round_trip_keeps_the_run(tmp_path: Path) -> None:
     run = Run(name="ключ\r\n\"'\x7f", cut="a\\b", optimiser=Choice("sgd", {"lr": 5e-324}))
     path = tmp_path / "config.toml"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import GENERAL, TOLD
 from safetensors import safe_open
 from safetensors.torch import load_file
 from stopping import SMALL, outcome, stopped, unbroken
@@ -19,6 +20,7 @@ from torch import nn
 import cutlayer
 from cutlayer import Batching, DivergedError, Partition, Split, StopTraining, cli, from_arrays, iid, sgd, train
 from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.methods import METHODS
 from cutlayer.runs.config import Choice
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
@@ -116,7 +118,7 @@ def test_monitors_that_cannot_be() -> None:
     with pytest.raises(ConfigError) as caught:
         trained(test=None, patience=2)
     assert str(caught.value) == "patience and monitor need samples to evaluate on; give a test or a validation set"
-    with pytest.raises(ConfigError, match=r"^patience is 0; it must be at least 1$"):
+    with pytest.raises(ConfigError, match=r"^patience is 0; it must be a whole number of at least 1$"):
         trained(patience=0)
     with pytest.raises(ConfigError, match=r"^min_delta is about the monitored metric, but there is none; add monitor"):
         trained(min_delta=0.1)
@@ -304,6 +306,15 @@ def test_if_nobody_can_train_python_raises_and_loses_nothing(tmp_path: Path) -> 
     assert all(torch.isfinite(value).all() for value in result.state_dict.values())
     with pytest.raises(DivergedError, match=r"^nobody could train in round 1: "):  # also when it is resumed
         train(method(), poisoned(4), FOUR, rounds=5, out=tmp_path / "run", resume=True, **settings)
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_every_method_tells_that_nobody_could_train(name: str) -> None:
+    opt = sgd(0.1, momentum=0.5)
+    made = METHODS[name](model=method().model, client_opt=opt, server_opt=opt, **TOLD.get(name, {}))
+    with pytest.raises(DivergedError) as caught:
+        train(made, poisoned(4), FOUR, rounds=3, batching=BATCH)
+    assert [(record["loss"], record["stopped"]) for record in caught.value.result.history] == [(None, 4)]
 
 
 def dead(*rounds: bool) -> list[dict[str, Any]]:

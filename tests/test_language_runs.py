@@ -81,6 +81,16 @@ def test_a_model_that_is_trained_in_full_is_left_for_transformers(data: Path) ->
     assert torch.allclose(unsplit(found, x)[:, -1][:, split.model.head.answers], expected, atol=1e-5)
 
 
+def test_the_best_adapters_are_kept_beside_the_last(data: Path) -> None:
+    best, short = Folder(data / "best"), Folder(data / "short")
+    training = execute(replace(run_of("splitlora"), monitor="test_loss", mode="max"), best, root=data)
+    assert training.best is not None and training.best.round < 4  # it learns, so the worst loss comes early
+    execute(replace(run_of("splitlora"), rounds=training.best.round), short, root=data)
+    kept, last = ((f / "adapter_model.safetensors").read_bytes() for f in (best.best_pretrained, short.pretrained))
+    assert kept == last
+    assert not best.best.exists() and not best.model.exists()
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stopped_run_goes_on_to_the_same_numbers(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLAYER_DATA", str(data))

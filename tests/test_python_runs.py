@@ -177,6 +177,12 @@ def test_a_run_may_go_on_for_longer_and_a_new_folder_starts_one(tmp_path: Path) 
     assert longer.history == run(None).history
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"seed": np.int64(0), "per_round": np.int64(4), "until_accuracy": np.float64(1.0)}
+    run(tmp_path, rounds=np.int64(2), **settings)
+    assert run(tmp_path, rounds=3, resume=True, seed=0, per_round=4).history == run(None, rounds=3).history
+
+
 def test_auto_stays_the_engine_that_it_was(tmp_path: Path) -> None:
     run(tmp_path, engine="auto", rounds=1)
     assert run(tmp_path, engine="auto", resume=True).engine == Folder(tmp_path).recorded().engine == "vmap"

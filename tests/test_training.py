@@ -383,7 +383,7 @@ def test_impossible_settings_are_refused() -> None:
     partition = iid(len(data), CLIENTS, key=0)
     with pytest.raises(ConfigError, match=r"^eval_every is 0; it must be at least 1$"):
         train(sfl(mlp()), data, partition, rounds=1, batching=BATCH, eval_every=0)
-    with pytest.raises(ConfigError, match=r"^rounds is -1; it must be at least 0$"):
+    with pytest.raises(ConfigError, match=r"^rounds is -1; it must be a whole number of at least 0$"):
         train(sfl(mlp()), data, partition, rounds=-1, batching=BATCH)
     nothing = data.take([])
     with pytest.raises(DataError) as error:

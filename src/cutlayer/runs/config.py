@@ -15,6 +15,7 @@ Everything in a file is checked when it is read, before any data is loaded.
 import dataclasses
 import inspect
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -366,7 +367,7 @@ def dumps(run: Run) -> str:
 def literal(value: Any) -> str:
     """Return a value in TOML syntax."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {literal(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(k)} = {literal(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(literal(v) for v in value) + "]"
     if isinstance(value, str):
@@ -374,3 +375,8 @@ def literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def _key(name: str) -> str:
+    """Return a key of an inline table, in quotes if it is no plain word."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else literal(name)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import takewhile
+from numbers import Integral
 from typing import Any, NamedTuple, Self
 
 from cutlayer.core.checks import is_number
@@ -36,11 +37,11 @@ class Limits:
     min_delta: float = 0.0  # a gain is more than this
 
     def __post_init__(self) -> None:
-        if type(self.rounds) is not int or self.rounds < 0:
-            raise ConfigError(f"rounds is {self.rounds!r}; it must be at least 0")
-        for name, value in (("patience", self.patience), ("until_samples", self.until_samples)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} is {value!r}; it must be at least 1")
+        for name, value, least in (
+            ("rounds", self.rounds, 0), ("patience", self.patience, 1), ("until_samples", self.until_samples, 1)
+        ):  # fmt: skip
+            if value is not None and (not isinstance(value, Integral) or value < least):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         if self.until_accuracy is not None and not (is_number(self.until_accuracy) and 0 < self.until_accuracy <= 1):
             raise ConfigError(f"until_accuracy is {self.until_accuracy!r}; it must be a fraction above 0 and up to 1")
         if self.mode not in (None, "max", "min"):
