@@ -15,8 +15,6 @@ import cutlayer
 from cutlayer import Arrays, Batching, Partition, Split, from_arrays, iid, natural, sgd, train
 from cutlayer.data.hold_out import hold_out
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
-from cutlayer.remote.monitor.status import Board
-from cutlayer.remote.server.serve import RunServer, Serving, samples_of
 from cutlayer.runs.federated import summary
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
@@ -151,9 +149,3 @@ def test_other_sets_are_refused() -> None:
     assert str(nobody.value) == "no client holds a sample to test on; give some client one, or leave the tests out"
     with pytest.raises(ConfigError, match=r"^hold_out is 1.5; give a fraction between 0 and 1$"):
         trained(hold_out=1.5)
-
-
-def test_real_devices_keep_their_samples() -> None:
-    run, board = replace(SMALL, devices=None, hold_out=0.2), Board(name="a", method="sfl_v1", rounds=1)
-    with pytest.raises(ConfigError, match=r"^hold_out divides samples that stay with the devices; leave it out$"):
-        RunServer(run, Serving(listen="127.0.0.1:0"), board, samples_of(run, None, None))

@@ -117,8 +117,6 @@ class RunServer:
             self.peer.notify = self.sessions.take
         if run.per_client:
             raise ConfigError("per_client needs the clients' samples, which stay with them; leave it out")
-        if run.hold_out:
-            raise ConfigError("hold_out divides samples that stay with the devices; leave it out")
         check_device(run.device)
         split = build.model_of(run, samples.like, root)
         self.method, _ = build.planned_method(run, split, samples.like, run.clients)
