@@ -15,6 +15,8 @@ from cutlayer.cli.study import cut_table
 from cutlayer.errors import ConfigError
 from cutlayer.recipes import Apart, Recipe, Sweep
 from cutlayer.results import figures, report
+from cutlayer.results.figures.looks import LOOKS, looks
+from cutlayer.results.names import NAMES, method_of
 from cutlayer.results.trials import Spread
 from cutlayer.runs.config import Run
 from cutlayer.studies import cuts_figure, overlap_figure
@@ -257,3 +259,80 @@ def test_bars_of_converged_runs(ended: Path, drawn: list[Figure]) -> None:
     # b16 stands for its whole run, 6.5 minutes on average
     (late,) = below.lines
     assert (late.get_label(), late.get_xydata().tolist()) == ("not converged with every seed", [[2, 6.5]])
+
+
+# -- one look for each method ------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_colour_and_a_marker_that_no_other_has() -> None:
+    assert set(LOOKS) == set(NAMES)
+    assert len(set(LOOKS.values())) == len(LOOKS)
+    in_grey = [(look.marker, look.hollow) for look in LOOKS.values()]
+    assert len(set(in_grey)) == len(in_grey)
+
+
+@pytest.mark.parametrize("recipe", list(recipes.RECIPES))
+def test_methods_of_a_recipe_differ_in_their_colours(recipe: str) -> None:
+    names = {method_of(run.name.rpartition("/")[2], run.method.name) for run in recipes.runs(recipe)}
+    assert len({LOOKS[name].colour for name in names}) == len(names)
+
+
+def test_the_look_of_a_method_does_not_depend_on_the_others() -> None:
+    alone = looks({"smofi": "smofi"})["smofi"]
+    among = looks({name: name for name in NAMES})["smofi"]
+    shared = ("color", "marker", "markerfacecolor", "linestyle", "label")
+    assert [alone[key] for key in shared] == [among[key] for key in shared]
+    assert (alone["color"], alone["marker"], alone["label"]) == ("#D55E00", "o", "SMoFi")
+
+
+def test_runs_of_one_method_differ_in_their_dashes_and_fedavgs_are_dashed() -> None:
+    style = looks({"sfl_v1-cut1": "sfl_v1", "sfl_v1-cut2": "sfl_v1", "fedavg": "fedavg"})
+    one, two, fedavg = style.values()
+    assert one["color"] == two["color"] == LOOKS["sfl_v1"].colour and one["marker"] == two["marker"] == "s"
+    assert one["linestyle"] == "-" and two["linestyle"] == fedavg["linestyle"] == (0, (5, 1.5))
+    assert fedavg["markerfacecolor"] == "white"
+    apart = looks({"b8": "hasfl", "b16": "hasfl", "b32": "hasfl"})  # of one method alone: colours tell them apart
+    assert len({look["color"] for look in apart.values()}) == 3
+    assert apart["b8"]["color"] == LOOKS["hasfl"].colour
+
+
+def test_a_plug_ins_method_has_a_colour_of_its_own_in_every_figure() -> None:
+    alone = looks({"fedavg": "fedavg", "tilted": "tilted"})["tilted"]
+    again = looks({"tilted": "tilted", "sfl_v1": "sfl_v1", "fedavg": "fedavg"})["tilted"]
+    assert (alone["color"], alone["marker"]) == (again["color"], again["marker"])
+    own = [f"mine{i}" for i in range(4)]
+    crowd = looks({name: name for name in ("fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl", "smofi", *own)})
+    assert len({look["color"] for look in crowd.values()}) == 10
+    assert len({(look["marker"], look["markerfacecolor"] == "white") for look in crowd.values()}) == 10
+
+
+def test_bands_are_standard_deviations(tmp_path: Path, drawn: list[Figure]) -> None:
+    for seed, accuracy in enumerate((0.4, 0.5, 0.6, 0.9)):  # mean 60, deviation 21.6
+        left(tmp_path, FEDAVG, [accuracy, 0.5], seed=seed)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    (band,) = drawn[0].axes[0].collections
+    first = [y for x, y in band.get_paths()[0].vertices if x == 1]
+    assert (min(first), max(first)) == (pytest.approx(60 - 21.602, abs=1e-3), pytest.approx(60 + 21.602, abs=1e-3))
+
+
+def test_a_figure_is_as_wide_as_one_or_two_columns(tmp_path: Path, drawn: list[Figure]) -> None:
+    for name in ("a", "b", "c"):
+        left(tmp_path, replace(FEDAVG, name=f"paper/{name}/fedavg"), [0.2, 0.6])
+    three = report.compare(report.find([tmp_path]))
+    one = report.compare(report.find([tmp_path / "paper/a"]))
+    for comparison in (one, three):
+        for width in figures.Width:
+            figures.draw(comparison, Path("a.png"), width)
+    assert [figure.get_figwidth() for figure in drawn] == [3.3, 6.8, 3.3, 6.8]
+    assert [axes.get_subplotspec().rowspan.start for axes in drawn[0].axes] == [0, 1]  # one above the other
+
+
+def test_a_figure_keeps_all_evaluations_of_the_seeds_that_are_compared(tmp_path: Path, drawn: list[Figure]) -> None:
+    left(tmp_path, FEDAVG, [0.2, 0.4, 0.6, 0.8], seed=0)
+    left(tmp_path, FEDAVG, [0.9, 0.9, 0.9, 0.9], seed=1)
+    left(tmp_path, SPLIT, [None, 0.5, None, 0.7], seed=0)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    assert lines(drawn[0].axes[0]) == {
+        "FedAvg": [(1, 20), (2, 40), (3, 60), (4, 80)],
+        "SFL-V1": [(2, 50), (4, 70)],
+    }

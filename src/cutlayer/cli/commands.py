@@ -89,7 +89,8 @@ def run(
         document = {"source": source or None, "runs": [config.as_dict(run) for run in runs]}
         show.result(document, tables.run_tables(runs), *([f"source: {source}"] if source else []), machine=as_json)
     else:
-        found = report.compare(launch.carried_out(runs, originals, orders))
+        folders = launch.carried_out(runs, originals, orders)
+        found = report.compare(folders)
         show.warn(found.warnings)
         home = _home(runs, orders)
         show.with_figure(
@@ -97,7 +98,7 @@ def run(
             tables.sections_for_people(papers.sections(found)),
             machine=as_json,
             figure=home / "figure.png",
-            draw=lambda path: figures.draw(report.compare(report.find([home])), path),
+            draw=lambda path: figures.draw(report.compare(report.find([*(f.path for f in folders), home])), path),
         )
 
 

@@ -26,7 +26,7 @@ ESCAPES = {
     "<": "$<$",
     "|": "$|$",
 }
-MINUS = r"(?<!\w)-(?=\d)"
+MINUS = r"(?<![\w-])-(?=\d)"
 
 
 class Format(StrEnum):

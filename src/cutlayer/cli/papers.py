@@ -187,9 +187,8 @@ def _ground(panel: Panel) -> Iterator[str]:
             f"{_versus(panel)}: points of best accuracy above it, seed by seed, with the 95 % interval of Student's t "
             "where there are two seeds"
         )
-    reaches = [span for g in panel.groups if (span := panel.arrival(g).rounds) is not None]
-    if panel.axis != "samples" and not all(span.exact for span in reaches):
-        yield "a–b: reached after the evaluation before round a and by that of round b"
+    if not all(span.exact for g in panel.groups if (span := panel.arrival(g).rounds) is not None):
+        yield "a–b: reached between two evaluations, from a to b"
 
 
 def _listed(seeds: Sequence[int]) -> str:

@@ -44,7 +44,8 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders, h
     folders = launch.carried_out(runs, originals, orders)
     data = build.dataset(runs[0], orders.data).train
     costs = profile(build.model_of(runs[0], data, orders.data), data.x)
-    return summary(report.compare(folders), costs), summary(report.compare(report.find([home])), costs)
+    everything = report.find([*(folder.path for folder in folders), home])
+    return summary(report.compare(folders), costs), summary(report.compare(everything), costs)
 
 
 def _refuse_uncut(runs: Sequence[Run]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutlayer.results.figures.looks import MANY, looks
 from cutlayer.results.figures.style import TALL, Width, grid, legend, target_line, titles, with_target
+from cutlayer.results.names import method_of
 from cutlayer.results.report import Panel
 from cutlayer.results.trials import Group, Trial
 
@@ -76,7 +77,7 @@ def fill(figure: "Figure", panels: Sequence[Panel], width: Width) -> None:
     smoothed = any(curve.is_long for curves in drawn for curve in curves)
     accuracy = "test accuracy (%)" + (f",\nmean of {WINDOW} rounds" if smoothed else "")
     pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy), width=width)
-    style = looks({group.label: group.run.method.name for panel in panels for group in panel.groups})
+    style = looks({g.label: method_of(g.label, g.run.method.name) for panel in panels for g in panel.groups})
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
     for panel, title, curves, (by_axis, by_cost) in zip(panels, titles(panels), drawn, pairs, strict=True):

@@ -8,6 +8,7 @@ from cutlayer.recipes.recipe import Apart, Sweep
 from cutlayer.results.figures.curves import time_unit
 from cutlayer.results.figures.looks import looks
 from cutlayer.results.figures.style import Width, grid, legend, target_line, titles, with_target
+from cutlayer.results.names import method_of
 from cutlayer.results.report import Panel
 from cutlayer.results.trials import Group, Spread
 
@@ -58,7 +59,8 @@ def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep], wid
     columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
     goal = Goal.of(panels)
     pairs = grid(figure, len(columns), (goal.above, goal.below), width)
-    style = looks({s.series(g.run): g.run.method.name for panel in panels for s in sweeps for g in panel.groups})
+    series = {s.series(g.run): g.run.method.name for panel in panels for s in sweeps for g in panel.groups}
+    style = looks({name: method_of(name, method) for name, method in series.items()})
     for number, (((panel, title), sweep), pair) in enumerate(zip(columns, pairs, strict=True)):
         first, last = number % len(sweeps) == 0, number % len(sweeps) == len(sweeps) - 1
         if not first:
