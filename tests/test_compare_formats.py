@@ -394,6 +394,13 @@ def test_a_comparison_fits_80_columns_and_keeps_the_names(three: Path, narrow: A
     assert narrow("compare", ".", "--traffic").count(" Uplink (Act) ") == 2
 
 
+def test_older_runs_are_still_read_and_fit_80_columns(narrow: Any) -> None:
+    text = narrow("compare", str(Path(__file__).parents[1] / "bench" / "results" / "headline"))
+    assert next(" ".join(line.split()) for line in text.splitlines() if line.startswith(" smofi  ")) == (
+        "smofi 78.31 ± 0.68 81.82 ± 0.61 +0.79 [-0.81, 2.39] 32.7 56 2.09×"
+    )
+
+
 PLAN = "plan --model vgg16 --devices sample"
 
 
