@@ -17,8 +17,8 @@ from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 from cutlayer.runs.folder import Folder
-from cutlayer.runs.run import MAY_CHANGE, ends, with_engines_of
-from cutlayer.runs.stopping import Record
+from cutlayer.runs.run import MAY_CHANGE, with_engines_of
+from cutlayer.runs.stopping import Record, ended_early
 
 QUEUE = Path(__file__).with_name("evidence.toml")
 RESULTS = Path(__file__).parent / "results" / "headline"
@@ -130,7 +130,7 @@ def done(folder: Folder) -> list[Record]:
 def finished(folder: Folder, run: Run) -> bool:
     """Whether a folder holds the run to its end."""
     history = done(folder)
-    return len(history) >= run.rounds or any(ends(run, history))
+    return len(history) >= run.rounds or ended_early(run, history)
 
 
 def begun(*roots: Path) -> list[tuple[Folder, Run]]:

@@ -50,9 +50,9 @@ rounds of one seed, which in the first windows is mostly the trend. Rows may hav
 them: differences are seed by seed, in a table of their own, where two seeds or more have both runs. Nothing is read off
 a best round, and a difference over two or three seeds may be chance unless it is many times its ±. In the pictures,
 lines are means over seeds, and for runs of 50 rounds or more over the nine rounds around each; thin lines are single
-rounds and bands the range over seeds, and a line ends with its shortest seed. Wall seconds are means over all rounds,
-including those that set up and compile the engine; samples a second are of the median round. The commands look for data
-sets in the folder of CUTLAYER_DATA.
+rounds and bands the standard deviation over seeds, and a line ends with its shortest seed. Wall seconds are means over
+all rounds, including those that set up and compile the engine; samples a second are of the median round. The commands
+look for data sets in the folder of CUTLAYER_DATA.
 """
 PAPERS = """\
 Beside our numbers are those that the papers print, which are best rounds of the test set. R is the first round in which
@@ -139,16 +139,16 @@ def panels(results: Path, listed: Sequence[Run] = ()) -> tuple[Panel, ...]:
 
 
 def marked(panel: Panel) -> Panel:
-    """The panel with runs called by the last word of their names, and a mark at those of other initial weights."""
+    """The panel with all seeds, runs called by the last word of their names, and a mark at other initial weights."""
     labels = [
-        word(g) + (f" (init {g.run.model.options['init']})" if other_weights(panel, g) else "") for g in panel.groups
+        word(g) + (f" (init {g.run.model.options['init']})" if other_weights(panel, g) else "") for g in panel.whole
     ]
     twice = {label for label in labels if labels.count(label) > 1}
     told = [
         f"{label}, {g.run.engine}, {g.run.precision}" if label in twice else label
-        for label, g in zip(labels, panel.groups, strict=True)
+        for label, g in zip(labels, panel.whole, strict=True)
     ]
-    groups = tuple(replace(group, label=label) for group, label in zip(panel.groups, told, strict=True))
+    groups = tuple(replace(group, label=label) for group, label in zip(panel.whole, told, strict=True))
     return replace(panel, groups=groups, reference=groups[panel.groups.index(panel.reference)])
 
 

@@ -15,7 +15,7 @@ import cutlayer
 from cutlayer import Arrays, Batching, Partition, Split, from_arrays, iid, natural, sgd, train
 from cutlayer.data.hold_out import hold_out
 from cutlayer.errors import ConfigError, PartitionError, UnknownNameError
-from cutlayer.runs.federated import summary
+from cutlayer.runs.federated import Figures, summary
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
 
@@ -118,12 +118,12 @@ def test_a_run_file_holds_out_and_is_resumed_bit_for_bit(tmp_path: Path) -> None
 
 
 def test_a_metric_that_a_client_cannot_have_is_left_out_and_a_loss_is_not() -> None:
-    found: dict[str, dict[str, float | None]] = {
-        "a": {"loss": 1.0, "auc": None, "mine": 1.0},
-        "b": {"loss": None, "auc": 0.5, "mine": 2.0},
-        "c": {"loss": 3.0, "auc": 1.0, "mine": 3.0},
+    found = {
+        "a": Figures(1, {"loss": 1.0, "auc": None, "mine": 1.0}),
+        "b": Figures(3, {"loss": None, "auc": 0.5, "mine": 2.0}),
+        "c": Figures(1, {"loss": 3.0, "auc": 1.0, "mine": 3.0}),
     }
-    assert summary(found, {"a": 1, "b": 3, "c": 1}) == {
+    assert summary(found) == {
         "loss": None, "loss_std": None, "loss_worst": None,
         "auc": 0.625, "auc_std": 0.25, "auc_worst": 0.5,
         "mine": 2.0, "mine_std": pytest.approx((2 / 3) ** 0.5),  # nobody knows which of them is the worst

@@ -15,6 +15,8 @@ from cutlayer.cli.study import cut_table
 from cutlayer.errors import ConfigError
 from cutlayer.recipes import Apart, Recipe, Sweep
 from cutlayer.results import figures, report
+from cutlayer.results.figures.looks import LOOKS, looks
+from cutlayer.results.names import NAMES, method_of
 from cutlayer.results.trials import Spread
 from cutlayer.runs.config import Run
 from cutlayer.studies import cuts_figure, overlap_figure
@@ -57,14 +59,15 @@ def names_in_legend(figure: Figure) -> list[str]:
 def test_one_panel_lies_flat_against_rounds_and_traffic(tmp_path: Path, drawn: list[Figure]) -> None:
     left(tmp_path, FEDAVG, [0.2, 0.6], seed=0)
     left(tmp_path, FEDAVG, [0.4, 0.6], seed=1)
-    left(tmp_path, SPLIT, [0.1, 0.7])
+    left(tmp_path, SPLIT, [0.1, 0.7], seed=0)
+    left(tmp_path, SPLIT, [0.1, 0.7], seed=1)
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     by_round, by_bytes = drawn[0].axes
-    assert lines(by_round) == {"fedavg": [(1, 30), (2, 60)], "sfl_v1": [(1, 10), (2, 70)]}
-    assert lines(by_bytes)["fedavg"] == [(3, 30), (6, 60)]  # 3 MiB a round
+    assert lines(by_round) == {"FedAvg": [(1, 30), (2, 60)], "SFL-V1": [(1, 10), (2, 70)]}
+    assert lines(by_bytes)["FedAvg"] == [(3, 30), (6, 60)]  # 3 MiB a round
     assert by_bytes.get_xlabel() == "traffic, up and down (MiB)"
     assert [text.get_text() for text in by_bytes.texts] == ["target\n54.0 %"]  # beside the axes
-    assert names_in_legend(drawn[0]) == ["fedavg", "sfl_v1"]
+    assert names_in_legend(drawn[0]) == ["FedAvg", "SFL-V1"]
 
 
 def test_simulated_time_goes_before_traffic(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -72,7 +75,7 @@ def test_simulated_time_goes_before_traffic(tmp_path: Path, drawn: list[Figure])
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     by_time = drawn[0].axes[1]
     assert by_time.get_xlabel() == "simulated hours"
-    assert lines(by_time) == {"fedavg": [(1.5, 20), (3, 60)]}
+    assert lines(by_time) == {"FedAvg": [(1.5, 20), (3, 60)]}
 
 
 def test_a_run_without_a_clock_leaves_traffic_to_all(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -87,7 +90,7 @@ def test_long_curves_are_smoothed_over_faint_ones(tmp_path: Path, drawn: list[Fi
     left(tmp_path, FEDAVG, scattered)
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     axes = drawn[0].axes[0]
-    smoothed, faint = lines(axes)["fedavg"], axes.lines[0]
+    smoothed, faint = lines(axes)["FedAvg"], axes.lines[0]
     assert axes.get_ylabel() == "test accuracy (%),\nmean of 9 rounds"
     assert [y for _, y in smoothed[4:-4]] == pytest.approx([60] * 52)  # three of each in every window
     assert smoothed[-1] == (60, pytest.approx((60 + 70 + 50 + 60 + 70) / 5))
@@ -101,8 +104,8 @@ def test_each_panel_has_its_axes_and_a_label_has_one_colour(tmp_path: Path, draw
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     axes = drawn[0].axes
     assert [a.get_title() for a in axes if a.get_title()] == [f"set{i} (target 54.0 %)" for i in range(3)]
-    assert names_in_legend(drawn[0]) == ["fedavg", "split0", "split1"]  # once each
-    assert len({line.get_color() for a in axes for line in a.lines if line.get_label() == "fedavg"}) == 1
+    assert names_in_legend(drawn[0]) == ["FedAvg", "split0", "split1"]  # once each
+    assert len({line.get_color() for a in axes for line in a.lines if line.get_label() == "FedAvg"}) == 1
 
 
 def test_a_target_above_all_lines_is_shown(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -132,12 +135,12 @@ def test_a_sweep(sweep: Path, drawn: list[Figure]) -> None:
     accuracy, rounds = drawn[0].axes
     # negative values have no logarithm: they stand evenly, in order
     assert [t.get_text() for t in accuracy.get_xticklabels()] == ["-10", "-0.1"]
-    assert lines(accuracy) == {"sfl_v1": [(0, 40), (1, 70)], "fedavg": [(0, 60), (1, 60)]}
+    assert lines(accuracy) == {"SFL-V1": [(0, 40), (1, 70)], "FedAvg": [(0, 60), (1, 60)]}
     # to 0.54: FedAvg in round 3, one value in round 2, the other not in its 4 rounds
-    assert lines(rounds) == {"sfl_v1": [(1, 2)], "not reached by every seed": [(0, 4)], "fedavg": [(0, 3), (1, 3)]}
+    assert lines(rounds) == {"SFL-V1": [(1, 2)], "not reached by every seed": [(0, 4)], "FedAvg": [(0, 3), (1, 3)]}
     assert (accuracy.get_ylabel(), rounds.get_ylabel()) == ("best accuracy (%)", "rounds to target")
     assert rounds.get_xlabel() == "exponent"
-    assert set(names_in_legend(drawn[0])) == {"fedavg", "sfl_v1", "not reached by every seed"}
+    assert set(names_in_legend(drawn[0])) == {"FedAvg", "SFL-V1", "not reached by every seed"}
 
 
 ALPHAS = {"smofi-alpha-0.01": 0.5, "smofi": 0.6, "smofi-alpha-1": 0.7, "smofi-alpha-10": 0.8}  # best accuracies
@@ -157,10 +160,10 @@ def test_sweeps_of_a_panel_stand_side_by_side(tmp_path: Path, drawn: list[Figure
     by_alpha, by_cut, rounds_by_alpha, rounds_by_cut = drawn[0].axes
     assert [t.get_text() for t in rounds_by_alpha.get_xticklabels()] == ["-10", "-1", "-0.1", "-0.01"]
     # the default run, 60 %, is the staleness factor -0.1 of the one and the two blocks of the other
-    assert lines(by_alpha) == {"fedavg": [(0, 20), (1, 20)], "smofi": [(0, 80), (1, 70), (2, 60), (3, 50)]}
-    assert lines(by_cut) == {"fedavg": [(0, 20), (1, 20)], "smofi": [(0, 30), (1, 40), (2, 60), (5, 90)]}
+    assert lines(by_alpha) == {"FedAvg": [(0, 20), (1, 20)], "SMoFi": [(0, 80), (1, 70), (2, 60), (3, 50)]}
+    assert lines(by_cut) == {"FedAvg": [(0, 20), (1, 20)], "SMoFi": [(0, 30), (1, 40), (2, 60), (5, 90)]}
     assert [t.get_text() for t in rounds_by_cut.get_xticklabels()] == ["0", "1", "2", "5"]
-    assert lines(rounds_by_alpha)["smofi"] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert lines(rounds_by_alpha)["SMoFi"] == [(0, 2), (1, 2), (2, 2), (3, 2)]
     assert (rounds_by_alpha.get_xlabel(), rounds_by_cut.get_xlabel()) == (
         "staleness factor",
         "residual blocks at the client",
@@ -187,9 +190,9 @@ STUDY = CutStudy(
 def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
     draw_cuts(STUDY, Path("a.png"))
     accuracy, traffic, work, time = drawn[0].axes
-    assert lines(accuracy) == {"sfl_v1, iid": [(0, 50), (1, 50)], "sfl_v2, iid": [(0, 70), (1, 60)]}
+    assert lines(accuracy) == {"SFL-V1, iid": [(0, 50), (1, 50)], "SFL-V2, iid": [(0, 70), (1, 60)]}
     assert [list(a.lines[0].get_ydata()) for a in (traffic, work)] == [[1, 2], [1, 2]]
-    assert lines(time) == {"sfl_v1": [(0, 2), (1, 4)], "sfl_v2": [(0, 3), (1, 6)]}
+    assert lines(time) == {"SFL-V1": [(0, 2), (1, 4)], "SFL-V2": [(0, 3), (1, 6)]}
     for axes in drawn[0].axes:
         assert [t.get_text() for t in axes.get_xticklabels()] == ["1 conv1", "2 conv2"]
 
@@ -197,8 +200,9 @@ def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
 def test_traffic_that_depends_on_the_method_is_told_for_each(drawn: list[Figure]) -> None:
     rows = tuple(replace(row, bytes={"sfl_v1": 2**20, "sfl_v2": row.cut * 2**20}) for row in STUDY.rows)
     draw_cuts(replace(STUDY, rows=rows), Path("a.png"))
-    assert lines(drawn[0].axes[1]) == {"sfl_v1": [(0, 1), (1, 1)], "sfl_v2": [(0, 1), (1, 2)]}
-    columns = {str(column.header): list(column.cells) for column in cut_table(replace(STUDY, rows=rows)).columns}
+    assert lines(drawn[0].axes[1]) == {"SFL-V1": [(0, 1), (1, 1)], "SFL-V2": [(0, 1), (1, 2)]}
+    table = cut_table(replace(STUDY, rows=rows))
+    columns = dict(zip(table.heads, map(list, zip(*table.rows, strict=True)), strict=True))
     assert columns["sfl_v1\nMiB a round"] == ["1.00", "1.00"]
     assert columns["sfl_v2\nMiB a round"] == ["1.00", "2.00"]
 
@@ -236,8 +240,9 @@ def ended(tmp_path: Path, drawn: list[Figure]) -> Path:
     runs = {run.name: run for run in recipes.runs("hasfl_fig10")}
     level, later = [0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6], [0.1, 0.3, 0.4, 0.52, 0.5, 0.5, 0.5, 0.5, 0.5]
     panel = "hasfl_fig10/cifar10-iid"
-    left(tmp_path, runs[f"{panel}/habs"], level, simulated=60)
-    left(tmp_path, runs[f"{panel}/b8"], later, simulated=180)
+    for seed in (0, 1):
+        left(tmp_path, runs[f"{panel}/habs"], level, simulated=60, seed=seed)
+        left(tmp_path, runs[f"{panel}/b8"], later, simulated=180, seed=seed)
     left(tmp_path, runs[f"{panel}/b16"], level, simulated=60, seed=0)
     left(tmp_path, runs[f"{panel}/b16"], level[:6], simulated=60, seed=1)
     return tmp_path
@@ -254,3 +259,80 @@ def test_bars_of_converged_runs(ended: Path, drawn: list[Figure]) -> None:
     # b16 stands for its whole run, 6.5 minutes on average
     (late,) = below.lines
     assert (late.get_label(), late.get_xydata().tolist()) == ("not converged with every seed", [[2, 6.5]])
+
+
+# -- one look for each method ------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_colour_and_a_marker_that_no_other_has() -> None:
+    assert set(LOOKS) == set(NAMES)
+    assert len(set(LOOKS.values())) == len(LOOKS)
+    in_grey = [(look.marker, look.hollow) for look in LOOKS.values()]
+    assert len(set(in_grey)) == len(in_grey)
+
+
+@pytest.mark.parametrize("recipe", list(recipes.RECIPES))
+def test_methods_of_a_recipe_differ_in_their_colours(recipe: str) -> None:
+    names = {method_of(run.name.rpartition("/")[2], run.method.name) for run in recipes.runs(recipe)}
+    assert len({LOOKS[name].colour for name in names}) == len(names)
+
+
+def test_the_look_of_a_method_does_not_depend_on_the_others() -> None:
+    alone = looks({"smofi": "smofi"})["smofi"]
+    among = looks({name: name for name in NAMES})["smofi"]
+    shared = ("color", "marker", "markerfacecolor", "linestyle", "label")
+    assert [alone[key] for key in shared] == [among[key] for key in shared]
+    assert (alone["color"], alone["marker"], alone["label"]) == ("#D55E00", "o", "SMoFi")
+
+
+def test_runs_of_one_method_differ_in_their_dashes_and_fedavgs_are_dashed() -> None:
+    style = looks({"sfl_v1-cut1": "sfl_v1", "sfl_v1-cut2": "sfl_v1", "fedavg": "fedavg"})
+    one, two, fedavg = style.values()
+    assert one["color"] == two["color"] == LOOKS["sfl_v1"].colour and one["marker"] == two["marker"] == "s"
+    assert one["linestyle"] == "-" and two["linestyle"] == fedavg["linestyle"] == (0, (5, 1.5))
+    assert fedavg["markerfacecolor"] == "white"
+    apart = looks({"b8": "hasfl", "b16": "hasfl", "b32": "hasfl"})  # of one method alone: colours tell them apart
+    assert len({look["color"] for look in apart.values()}) == 3
+    assert apart["b8"]["color"] == LOOKS["hasfl"].colour
+
+
+def test_a_plug_ins_method_has_a_colour_of_its_own_in_every_figure() -> None:
+    alone = looks({"fedavg": "fedavg", "tilted": "tilted"})["tilted"]
+    again = looks({"tilted": "tilted", "sfl_v1": "sfl_v1", "fedavg": "fedavg"})["tilted"]
+    assert (alone["color"], alone["marker"]) == (again["color"], again["marker"])
+    own = [f"mine{i}" for i in range(4)]
+    crowd = looks({name: name for name in ("fedavg", "sl", "sfl_v1", "sfl_v2", "mergesfl", "smofi", *own)})
+    assert len({look["color"] for look in crowd.values()}) == 10
+    assert len({(look["marker"], look["markerfacecolor"] == "white") for look in crowd.values()}) == 10
+
+
+def test_bands_are_standard_deviations(tmp_path: Path, drawn: list[Figure]) -> None:
+    for seed, accuracy in enumerate((0.4, 0.5, 0.6, 0.9)):  # mean 60, deviation 21.6
+        left(tmp_path, FEDAVG, [accuracy, 0.5], seed=seed)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    (band,) = drawn[0].axes[0].collections
+    first = [y for x, y in band.get_paths()[0].vertices if x == 1]
+    assert (min(first), max(first)) == (pytest.approx(60 - 21.602, abs=1e-3), pytest.approx(60 + 21.602, abs=1e-3))
+
+
+def test_a_figure_is_as_wide_as_one_or_two_columns(tmp_path: Path, drawn: list[Figure]) -> None:
+    for name in ("a", "b", "c"):
+        left(tmp_path, replace(FEDAVG, name=f"paper/{name}/fedavg"), [0.2, 0.6])
+    three = report.compare(report.find([tmp_path]))
+    one = report.compare(report.find([tmp_path / "paper/a"]))
+    for comparison in (one, three):
+        for width in figures.Width:
+            figures.draw(comparison, Path("a.png"), width)
+    assert [figure.get_figwidth() for figure in drawn] == [3.3, 6.8, 3.3, 6.8]
+    assert [axes.get_subplotspec().rowspan.start for axes in drawn[0].axes] == [0, 1]  # one above the other
+
+
+def test_a_figure_keeps_all_evaluations_of_the_seeds_that_are_compared(tmp_path: Path, drawn: list[Figure]) -> None:
+    left(tmp_path, FEDAVG, [0.2, 0.4, 0.6, 0.8], seed=0)
+    left(tmp_path, FEDAVG, [0.9, 0.9, 0.9, 0.9], seed=1)
+    left(tmp_path, SPLIT, [None, 0.5, None, 0.7], seed=0)
+    figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
+    assert lines(drawn[0].axes[0]) == {
+        "FedAvg": [(1, 20), (2, 40), (3, 60), (4, 80)],
+        "SFL-V1": [(2, 50), (4, 70)],
+    }

@@ -281,7 +281,7 @@ def test_a_run_of_a_plugin_is_compared_without_it_and_resumed_only_with_it(say: 
     assert say("run", "digits", "--only", "fedavg", "--rounds", "2", "--engine", "loop", "--quiet").code == 0
     for words in (["compare", "runs"], ["compare", "runs", "--together"], ["compare", "runs", "--traffic"]):
         assert say(*words).code == 0
-    rows = say("compare", "runs", "--json").json["runs"]
+    rows = say("compare", "runs", "--format", "json").json["runs"]
     assert [(row["name"], row["method"]) for row in rows] == [("digits/fedavg", "fedavg"), ("mine", "mine")]
     config_file = tmp_path / "runs/mine/seed-0/config.toml"
     assert "unknown data set 'mine'" in mistake(say("run", str(config_file), "--resume"))

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cutlayer import recipes
 from cutlayer.cli import papers
+from cutlayer.cli.tables import sections_for_people
 from cutlayer.core.text import human_bytes, human_seconds, percent, time_unit
 from cutlayer.errors import CheckpointError, ConfigError
 from cutlayer.recipes import Published, Recipe
@@ -69,7 +70,8 @@ def paper(tmp_path: Path) -> Path:
     left(tmp_path, SPLIT, [0.2, 0.9, 0.8, 0.8], seed=1)
     left(tmp_path, replace(FEDAVG, name="paper/sl", method=Choice("sl")), [0.1, 0.1, 0.8, 0.1], seed=0)
     left(tmp_path, replace(FEDAVG, name="paper/sl", method=Choice("sl")), [0.1, 0.1, 0.1, 0.1], seed=1)
-    left(tmp_path, replace(FEDAVG, name="paper/sfl_v2", method=Choice("sfl_v2")), [0.1, 0.1], stopped=3)
+    left(tmp_path, replace(FEDAVG, name="paper/sfl_v2", method=Choice("sfl_v2")), [0.1] * 4, seed=0, stopped=3)
+    left(tmp_path, replace(FEDAVG, name="paper/sfl_v2", method=Choice("sfl_v2")), [0.1] * 4, seed=1)
     return tmp_path
 
 
@@ -82,10 +84,10 @@ def alone(comparison: report.Comparison) -> report.Panel:
     return panel
 
 
-def printed(comparison: report.Comparison, width: int = 100) -> list[str]:
+def printed(comparison: report.Comparison, width: int = 140) -> list[str]:
     """The lines of the tables, blanks squeezed."""
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(papers.comparison(comparison))
+    console.print(sections_for_people(papers.sections(comparison)))
     return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
 
 
@@ -99,30 +101,33 @@ def test_means_deviations_and_rounds_to_target(paper: Path) -> None:
     assert fedavg["best_accuracy"] == pytest.approx({"mean": 0.85, "std": 0.1 / math.sqrt(2)})
     assert fedavg["final_accuracy"] == pytest.approx({"mean": 0.8, "std": 0.2 / math.sqrt(2)})
     # 0.765 is reached in rounds 3 and 4 by FedAvg, in round 2 twice by SFL-V1: 3.5 / 2
-    assert fedavg["rounds_to_target"] == {"mean": 3.5, "reached": 2, "seeds": 2}
-    assert split["rounds_to_target"] == {"mean": 2.0, "reached": 2, "seeds": 2}
-    assert (fedavg["speed_up"], split["speed_up"]) == (1.0, 1.75)
+    assert fedavg["rounds_to_target"] == {"mean": 3.5, "earliest": 3.5, "reached": 2, "seeds": 2}
+    assert split["rounds_to_target"] == {"mean": 2.0, "earliest": 2.0, "reached": 2, "seeds": 2}
+    assert (fedavg["speed_up"], split["speed_up"], split["speed_up_range"]) == (1.0, 1.75, [1.75, 1.75])
     assert (fedavg["seeds"], fedavg["rounds"], fedavg["seconds"]) == ([0, 1], [4, 4], 2.0)
     assert fedavg["bytes"] == {"up": 8 * MIB, "down": 4 * MIB, "inter_server": 0}
 
 
 def test_a_target_that_some_or_no_seeds_reach(paper: Path) -> None:
     found = rows(report.compare(report.find([paper])))
-    assert found["sl"]["rounds_to_target"] == {"mean": 3.0, "reached": 1, "seeds": 2}
+    assert found["sl"]["rounds_to_target"] == {"mean": 3.0, "earliest": 3.0, "reached": 1, "seeds": 2}
     assert found["sl"]["speed_up"] is None
-    assert found["sfl_v2"]["rounds_to_target"] == {"mean": None, "reached": 0, "seeds": 1}
-    assert (found["sfl_v2"]["best_accuracy"], found["sfl_v2"]["stopped"]) == ({"mean": 0.1, "std": None}, 6)
+    assert found["sfl_v2"]["rounds_to_target"] == {"mean": None, "earliest": None, "reached": 0, "seeds": 2}
+    assert (found["sfl_v2"]["best_accuracy"], found["sfl_v2"]["stopped"]) == ({"mean": 0.1, "std": 0.0}, 12)
 
 
 def test_the_table(paper: Path) -> None:
     lines = printed(report.compare(report.find([paper])))
-    assert lines[1] == "run seeds rounds accuracy % accuracy % R up MiB MiB seconds stopped"
-    assert lines[3] == "fedavg 2 4 85.0 ± 7.1 80.0 ± 14.1 3.5 1.00× 8.0 4.0 2.0 0"
-    assert lines[4] == "sfl_v1 2 4 85.0 ± 7.1 80.0 ± 0.0 2 1.75× 8.0 4.0 2.0 0"
-    assert lines[5] == "sfl_v2 1 2 10.0 10.0 >2 – 4.0 2.0 1.0 6"
-    assert lines[6] == "sl 2 4 45.0 ± 49.5 10.0 ± 0.0 3 (1/2) – 8.0 4.0 2.0 0"
+    assert lines[1] == "run accuracy % [95 %] R up clients accuracy % seeds rounds MiB MiB seconds"
+    # t of one degree of freedom is 12.706: SFL-V2 is 70 and 80 points below, 12.706 · 7.07 / sqrt(2) around the mean
+    assert lines[3] == "fedavg 85.0 ± 7.1 – 3.5 1.00× 0 80.0 ± 14.1 2 4 8.0 4.0 2.0"
+    assert lines[4] == "sfl_v1 85.0 ± 7.1 +0.0 [0.0, 0.0] 2 1.75× 0 80.0 ± 0.0 2 4 8.0 4.0 2.0"
+    assert lines[5] == "sfl_v2 10.0 ± 0.0 -75.0 [-138.5, -11.5] >4 – 12 10.0 ± 0.0 2 4 8.0 4.0 2.0"
+    assert lines[6] == "sl 45.0 ± 49.5 -40.0 [-548.2, 468.2] 3 (1/2) – 0 10.0 ± 0.0 2 4 8.0 4.0 2.0"
     assert " ".join(lines[7:]) == (
-        "R: first round that reaches the target 76.5 % (0.9 × the best accuracy of fedavg); speed-up against fedavg"
+        "R: first round that reaches the target 76.5 % (0.9 × the best accuracy of fedavg); speed-up against fedavg "
+        "vs fedavg: points of best accuracy above it, seed by seed, with the 95 % interval of Student's t where there "
+        "are two seeds stopped clients: those that diverged, summed over rounds and seeds"
     )
 
 
@@ -130,7 +135,8 @@ def test_a_given_target(paper: Path) -> None:
     comparison = report.compare(report.find([paper]), target=0.85)
     panel = alone(comparison)
     assert (panel.target, panel.rule) == (0.85, "as given")
-    assert rows(comparison)["sfl_v1"]["rounds_to_target"] == {"mean": 2.0, "reached": 1, "seeds": 2}
+    reach = {"mean": 2.0, "earliest": 2.0, "reached": 1, "seeds": 2}
+    assert rows(comparison)["sfl_v1"]["rounds_to_target"] == reach
 
 
 def test_without_fedavg_the_best_run_is_the_reference(tmp_path: Path) -> None:
@@ -146,12 +152,12 @@ def test_one_run_alone_has_no_target(tmp_path: Path) -> None:
     comparison = report.compare(report.find([tmp_path]))
     row = rows(comparison)["sfl_v1"]
     assert (row["rounds_to_target"]["mean"], row["speed_up"]) == (None, None)
-    assert printed(comparison)[-2:] == [
-        "no target: this run has no other to be compared with; `cutlayer compare --target` sets one;",
-        "simulated time of all rounds: 120.0 s",
-    ]
+    assert printed(comparison)[-1] == (
+        "no target: this run has no other to be compared with; `cutlayer compare --target` sets one; "
+        "simulated time of all rounds: 120.0 s"
+    )
     given = printed(report.compare(report.find([tmp_path]), 0.4))
-    assert given[3] == "sfl_v1 2 2 50.0 ± 0.0 50.0 ± 0.0 2 2.00 4.0 2.0 1.0"
+    assert given[3] == "sfl_v1 50.0 ± 0.0 2 2.00 ± 0.00 50.0 ± 0.0 2 2 4.0 2.0 1.0"
 
 
 def test_a_run_of_that_name_is_the_reference_whatever_its_options(tmp_path: Path) -> None:
@@ -299,12 +305,14 @@ def test_speed_ups_of_a_family_are_against_its_own_base(table: Recipe, tmp_path:
 def test_a_papers_numbers_stand_beside_ours(table: Recipe, tmp_path: Path) -> None:
     left(tmp_path, BASE, [0.2, 0.5, 0.8, 0.7], simulated=3600, seed=0)
     left(tmp_path, BASE, [0.2, 0.2, 0.6, 0.7], simulated=7200, seed=1)
-    left(tmp_path, RUNS["split"], [0.1, 0.1, 0.1, 0.12345], simulated=1800)
+    for seed in (0, 1):
+        left(tmp_path, RUNS["split"], [0.1, 0.1, 0.1, 0.12345], simulated=1800, seed=seed)
     comparison = report.compare(report.find([tmp_path]))
     # the target 0.5 · (0.8 + 0.7) / 2 = 0.375 is reached in rounds 2 and 3: after 2 and 6 hours
     lines = printed(comparison)
-    assert lines[3] == "fedavg 2 4 75.00 ± 7.07 77.16 ± 0.11 2.5 258 1.00× 1.00× 4.00 28.62"
-    assert lines[4] == "split 1 4 12.35 80.00 >4 >1000 – – >2.00 –"
+    # (2 ± 4) hours: the deviation of 2 and 6 is 2.83
+    assert lines[3] == "fedavg 75.00 ± 7.07 77.16 ± 0.11 – 2.5 258 1.00× 1.00× 4.00 ± 2.83 28.62 2 4"
+    assert lines[4] == "split 12.35 ± 0.00 80.00 -62.65 [-126.19, 0.88] >4 >1000 – – >2.00 – 2 4"
     assert lines[-3:] == [
         "source: A Paper, Table 1",
         "the paper says: splitting helps.",
@@ -342,13 +350,14 @@ def test_runs_compared_by_samples_have_targets_in_samples(monkeypatch: pytest.Mo
     runs = tuple(replace(BASE, name=f"paced/all/{label}") for label in ("first", "second", "third"))
     recipe = Recipe(runs=runs, source="ours", axis="samples", targets={"paced/all": 0.5})
     monkeypatch.setitem(recipes.RECIPES, "paced", lambda: recipe)
-    for run, clients, accuracies in zip(runs, (5, 6, 7), ([0.1, 0.1, 0.5], [0.6, 0.4], [0.1, 0.2]), strict=True):
+    found = ([0.1, 0.1, 0.5], [0.6, 0.4, 0.4], [0.1, 0.2, 0.3])
+    for run, clients, accuracies in zip(runs, (5, 6, 7), found, strict=True):
         left(tmp_path, replace(run, clients=clients), accuracies)
     comparison = report.compare(report.find([tmp_path]))
     panel = alone(comparison)
-    assert [g.samples_to(panel.target) for g in panel.groups] == [24, 8, None]
-    assert [panel.speed_up(g) for g in panel.groups] == [1 / 3, 1.0, None]
-    assert printed(comparison, 140)[3].startswith("first 1 3 24 50.0 50.0 24 0.33× ")
+    assert [g.samples_to(panel.target) for g in panel.groups] == [(24, 24), (8, 8), None]
+    assert [panel.speed_up(g) for g in panel.groups] == [(1 / 3, 1 / 3, 1 / 3), (1.0, 1.0, 1.0), None]
+    assert printed(comparison)[3] == "first 50.0 -10.0 24 0.33× 50.0 1 3 24 6.0 3.0 1.5"
 
 
 # -- by simulated time -------------------------------------------------------------------------------------------------
@@ -374,12 +383,12 @@ def test_ratios_of_simulated_time_are_against_the_first_run(monkeypatch: pytest.
     comparison = report.compare(report.find([tmp_path]))
     panel = alone(comparison)
     assert (panel.target, panel.rule) == (0.5, "as the recipe sets it")
-    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, True), (2.0, True), (6.0, False)]
-    lines = printed(comparison, 140)
-    assert lines[3].startswith("first 2 3 50.0 ± 0.0 50.0 ± 0.0 2.5 0.42 ± 0.12 1.00× ")
-    assert lines[5].startswith("third 2 2 30.0 ± 28.3 10.0 ± 0.0 1 (1/2) 1.67 >6.00× ")
+    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (6.0, 6.0, math.inf)]
+    lines = printed(comparison)
+    assert lines[3].startswith("first 50.0 ± 0.0 – 2.5 0.42 ± 0.12 1.00× ")
+    assert lines[5].startswith("third 30.0 ± 28.3 -20.0 [-274.1, 234.1] 1 (1/2) 1.67 >6.00× ")
     found = rows(comparison)
-    assert found["third"]["times_reference"] == {"value": 6.0, "exact": False}
+    assert found["third"]["times_reference"] == {"value": 6.0, "low": 6.0, "high": None}
     assert found["first"]["simulated_seconds_to_target"] == 25
 
 
@@ -416,14 +425,14 @@ def test_converged_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     comparison = report.compare(report.find([tmp_path]))
     panel = alone(comparison)
     # 4 rounds of 30 s over 2 of 10 s; 60 - 52 points
-    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, True), (6.0, True), None]
+    assert [panel.times_reference(g) for g in panel.groups] == [(1.0, 1.0, 1.0), (6.0, 6.0, 6.0), None]
     assert [panel.points_below(g) for g in panel.groups] == [0.0, pytest.approx(8.0), None]
     assert [(s.id, ours) for s, ours in panel.statements] == [("a", 6.0), ("b", pytest.approx(8.0)), ("c", None)]
-    lines = printed(comparison, 140)
+    lines = printed(comparison)
     assert lines[3:6] == [
-        "first 1 8 60.00 60.00 0.00 – 10.00 2 0.33 1.00× –",
-        "second 1 9 52.00 52.00 8.00 1.3 30.00 4 2.00 6.00× ~6",
-        "third 1 6 60.00 – – – 10.00 >6 – – –",
+        "first 60.00 60.00 0.00 – 10.00 2 0.33 1.00× – 1 8",
+        "second 52.00 52.00 8.00 1.3 30.00 4 2.00 6.00× ~6 1 9",
+        "third 60.00 – – – 10.00 >6 – – – 1 6",
     ]
     text = " ".join(lines[6:])
     assert "the paper states: first is 3 times as fast as second; ours: 6.00 times " in text

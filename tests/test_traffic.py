@@ -185,7 +185,7 @@ def test_compare_shows_what_crossed(say: Any, tmp_path: Path) -> None:
     assert ["Total", "6.00", "6.00"] in lines_ and ["samples", "16,384", "16,384"] in lines_
     assert "Labels" not in said.out  # nothing crossed in that row
     assert "GiB of 2^30 bytes; bytes a sample × 16,384" in said.out
-    found = say("compare", ".", "--traffic", "--samples", "16384", "--paper-convention", "--json").json
+    found = say("compare", ".", "--traffic", "--samples", "16384", "--paper-convention", "--format", "json").json
     (panel,) = found["panels"]
     assert (found["samples"], found["paper_convention"], found["figure"]) == (16384, True, None)
     assert [(run["name"], run["samples"]) for run in panel["runs"]] == [
@@ -204,7 +204,7 @@ def test_the_papers_cells_stand_beside_ours(say: Any, tmp_path: Path, monkeypatc
     found = [line.split() for line in say(*words).out.splitlines()]
     assert ["GiB", "fedavg", "sfl_v1", "paper"] in found
     assert ["Uplink", "(Act)", "1.00", "1.00", "1.26"] in found and ["Total", "3.00", "3.00"] in found
-    runs = say(*words, "--json").json["panels"][0]["runs"]
+    runs = say(*words, "--format", "json").json["panels"][0]["runs"]
     assert (runs[0]["published"], runs[1]["published"]["Downlink (Model)"]) == ({}, "0.84")
 
 
@@ -231,7 +231,7 @@ def test_options_that_would_be_ignored_are_refused(say: Any, tmp_path: Path, wor
 def test_set_up_takes_place_once_however_long_a_run_is(say: Any, tmp_path: Path) -> None:
     folder = left(tmp_path, SPLIT, [0.1])  # of 8 samples
     folder.metrics.write_text(folder.metrics.read_text().replace('"down_model"', '"down_setup"'))
-    (run,) = say("compare", ".", "--traffic", "--samples", "80", "--json").json["panels"][0]["runs"]
+    (run,) = say("compare", ".", "--traffic", "--samples", "80", "--format", "json").json["panels"][0]["runs"]
     assert (run["bytes"]["Downlink (Setup)"], run["bytes"]["Uplink (Act)"]) == (2**20, 10 * 2**20)
 
 
@@ -266,7 +266,7 @@ def test_curves_are_drawn_against_what_the_recipe_says(
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     first, second = drawn[0].axes
     assert (first.get_xlabel(), second.get_xlabel()) == (label, other)
-    assert lines(first) == {"sfl_v1": [(places[0], 20), (places[1], 60)]}
+    assert lines(first) == {"SFL-V1": [(places[0], 20), (places[1], 60)]}
 
 
 def test_many_samples_are_counted_in_thousands(tmp_path: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_many_samples_are_counted_in_thousands(tmp_path: Path, drawn: Any, monke
     folder.metrics.write_text(folder.metrics.read_text().replace('"samples": 8', '"samples": 20000'))
     figures.draw(report.compare(report.find([tmp_path])), Path("a.png"))
     assert drawn[0].axes[0].get_xlabel() == "processed samples (thousands)"
-    assert lines(drawn[0].axes[0]) == {"sfl_v1": [(20, 20)]}
+    assert lines(drawn[0].axes[0]) == {"SFL-V1": [(20, 20)]}
 
 
 def test_time_that_not_every_run_tells_is_no_axis(tmp_path: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +293,9 @@ def test_compare_has_a_column_of_samples_where_a_recipe_asks(
     left(tmp_path, SPLIT, [0.1, 0.2, 0.3])
     words = say("compare", ".").out.split()
     after = ["24"] if axis == "samples" else []  # 3 rounds of 8
-    assert words[words.index("sfl_v1") :][: 3 + len(after)] == ["sfl_v1", "1", "3", *after]
+    assert words[words.index("sfl_v1") :][: 5 + len(after)] == ["sfl_v1", "30.0", "30.0", "1", "3", *after]
     assert ("samples" in words) == (axis == "samples")
-    assert say("compare", ".", "--json").json["runs"][0]["samples"] == 24
+    assert say("compare", ".", "--format", "json").json["runs"][0]["samples"] == 24
 
 
 # -- a budget of samples ---------------------------------------------------------------------------------------------

@@ -15,20 +15,22 @@ from rich.console import Console, Group
 from typer import Argument, Option
 
 from cutlayer import plugins, recipes
-from cutlayer.cli import catalogue, launch, papers, show, study, tables, traffic_table
+from cutlayer.cli import catalogue, launch, papers, show, study, tables
 from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
+from cutlayer.cli.compare import compare
 from cutlayer.cli.identity import keys
 from cutlayer.cli.join import join
-from cutlayer.cli.options import Json, Orders, Plugins, add, figure_option
+from cutlayer.cli.options import Json, Orders, Plugins, add
 from cutlayer.cli.overlap import overlap
 from cutlayer.cli.plan import plan
 from cutlayer.cli.profile import profile
 from cutlayer.cli.serve import serve
-from cutlayer.errors import ConfigError, CutlayerError, DivergedError
+from cutlayer.errors import CutlayerError, DivergedError
 from cutlayer.results import figures, report
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
+from cutlayer.runs.folder import Folder
 from cutlayer.studies.cuts_figure import draw_cuts
 from cutlayer.version import __version__
 
@@ -69,7 +71,8 @@ def run(
 ) -> None:
     """Train the runs of a recipe or a TOML file, then compare them.
 
-    Each run leaves a folder OUT/<name>/seed-<seed> with its configuration, metrics, checkpoints and model.
+    Each run leaves a folder OUT/<name>/seed-<seed> with its configuration, metrics, checkpoints and model. The figure
+    beside them shows all runs that are there, also those of earlier commands.
 
     Examples:
         cutlayer run digits
@@ -89,55 +92,21 @@ def run(
     else:
         trained = launch.carried_out(runs, originals, orders)
         if trained.folders:
-            _show_comparison(report.compare(trained.folders), _figure(runs, orders, "figure.png"), as_json)
+            _show_trained(trained.folders, _home(runs, orders), as_json)
         trained.complain()
 
 
-def compare(
-    paths: Annotated[list[Path], Argument(metavar="PATH...", help="Folders to search for runs.")],
-    target: Annotated[
-        float | None,
-        Option(
-            min=0, max=1, help="Target accuracy; by default the paper's, else 0.9 × the best of FedAvg, or of all runs."
-        ),
-    ] = None,
-    together: Annotated[bool, Option("--together", help="Put all runs into one table, whatever their names.")] = False,
-    figure: Annotated[Path | None, figure_option("Draw learning curves, or a paper's sweeps")] = None,
-    traffic: Annotated[bool, Option("--traffic", help="Show the traffic instead: GiB by direction and kind.")] = False,
-    samples: Annotated[
-        int | None, Option(metavar="N", min=1, help="With --traffic: extrapolate to runs of N samples.")
-    ] = None,
-    paper_convention: Annotated[
-        bool,
-        Option(
-            "--paper-convention",
-            help="With --traffic: count as in HO-SFL's Table 3: without labels and set-up, without FSL-SAGE's client "
-            "model on its way down, and with --samples up to the end of the first round beyond N.",
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Compare finished runs: accuracy, rounds and time to a target, speed-up, bytes, and the paper's numbers.
-
-    Runs that differ only in their seed share a row: mean ± standard deviation. Runs whose names agree up to the last
-    word share a table. With --traffic, the table shows the bytes sent, in GiB by direction and kind.
-
-    Examples:
-        cutlayer compare runs/digits
-        cutlayer compare runs/digits runs/mine --together --target 0.9
-        cutlayer compare runs --figure a.pdf
-        cutlayer compare runs/mine --traffic --samples 160000 --paper-convention
-    """
-    for option, given in (("--samples", samples is not None), ("--paper-convention", paper_convention)):
-        if given and not traffic:  # it would be ignored
-            raise ConfigError(f"{option} is about the table of traffic; add --traffic")
-    found = report.compare(report.find(paths), target, together=together)
-    if not traffic:
-        _show_comparison(found, figure, as_json)
-        return
-    document = traffic_table.document(found, samples, paper_convention=paper_convention)
-    draw = partial(figures.draw, found)
-    show.with_figure(document, traffic_table.tables(document), machine=as_json, figure=figure, draw=draw)
+def _show_trained(folders: list[Folder], home: Path, as_json: bool) -> None:
+    """Compare these runs, and draw all that are in their home, so that a subset overwrites no figure."""
+    found = report.compare(folders)
+    show.warn(found.warnings)
+    show.with_figure(
+        found.as_dict(),
+        tables.sections_for_people(papers.sections(found)),
+        machine=as_json,
+        figure=home / "figure.png",
+        draw=lambda path: figures.draw(report.compare(report.find([*(f.path for f in folders), home])), path),
+    )
 
 
 def cuts(
@@ -161,8 +130,9 @@ def cuts(
     """
     planned = study.planned(what, orders.settings or [], methods=method, cuts=cut, alpha=alpha)
     runs = launch.prepared(planned, orders, what)
-    found = study.carried_out(runs, planned, orders)
-    figure, draw = _figure(runs, orders, "cuts.png"), partial(draw_cuts, found)
+    home = _home(runs, orders)
+    found, everything = study.carried_out(runs, planned, orders, home)
+    figure, draw = home / "cuts.png", partial(draw_cuts, everything)
     printed = Group(study.cut_table(found), *found.conclusions())
     show.with_figure(found.as_dict(), printed, machine=as_json, figure=figure, draw=draw)
 
@@ -191,13 +161,9 @@ def list_(
     show.result(document, *(tables.catalogue_table(*each) for each in found.items()), machine=as_json)
 
 
-def _figure(runs: Sequence[Run], orders: Orders, name: str) -> Path:
-    return orders.out / PurePosixPath(runs[0].name).parts[0] / name
-
-
-def _show_comparison(found: report.Comparison, figure: Path | None, machine: bool) -> None:
-    draw = partial(figures.draw, found)
-    show.with_figure(found.as_dict(), papers.comparison(found), machine=machine, figure=figure, draw=draw)
+def _home(runs: Sequence[Run], orders: Orders) -> Path:
+    """Return the folder of all runs of this recipe or file."""
+    return orders.out / PurePosixPath(runs[0].name).parts[0]
 
 
 for command in (run, compare, cuts, profile, plan, overlap, bench, list_, keys, serve, join):

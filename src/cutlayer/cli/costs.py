@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from cutlayer import optim, registry
-from cutlayer.cli.tables import NONE, plain_table
+from cutlayer.cli.tables import NONE, Sheet, plain_table
 from cutlayer.core.checks import reason
 from cutlayer.core.text import human_bytes, percent
 from cutlayer.errors import ConfigError
@@ -135,7 +134,7 @@ def _sides(costs: Profile, cut: int) -> dict[str, Any]:
     }
 
 
-def cost_tables(costs: Mapping[str, Any]) -> list[Table]:
+def cost_tables(costs: Mapping[str, Any]) -> list[Sheet]:
     """Return the costs of each unit, and of both sides where a cut was given."""
     shape = "x".join(str(size) for size in costs["input"])
     work = f"{costs['macs'] / 1e6:.2f} M multiply-adds, {costs['params']:,} parameters"
@@ -164,7 +163,7 @@ def cost_tables(costs: Mapping[str, Any]) -> list[Table]:
     return [units, _side_table(costs["cut"])] if "cut" in costs else [units]
 
 
-def _side_table(cut: Mapping[str, Any]) -> Table:
+def _side_table(cut: Mapping[str, Any]) -> Sheet:
     crossing = f"a sample sends {cut['bytes_up']:,} B up (its label too) and {cut['bytes_down']:,} B down"
     rows = [
         (

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from cutlayer.cli import costs
-from cutlayer.cli.tables import plain_table
+from cutlayer.cli.tables import Sheet, plain_table
 from cutlayer.core.checks import check_device
 from cutlayer.core.text import human_bytes
 from cutlayer.errors import ConfigError
@@ -66,7 +65,7 @@ def client_bytes(
     return {**asdict(how), **about, "rows": rows}
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(found: Mapping[str, Any]) -> Sheet:
     """Return a row for each kind of work that a client may do with a batch."""
     shape, cut, units = "x".join(map(str, found["input"])), found["cut"], found["units"]
     title = f"{found['model']}, cut after {units[cut - 1]} ({cut} of {len(units)} units), {found['batch']} samples of "

@@ -12,6 +12,7 @@ from typer import Option, Typer
 
 from cutlayer.errors import ConfigError
 from cutlayer.results import figures
+from cutlayer.results.figures import Width
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of tables.")]
 Data = Annotated[Path | None, Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
@@ -30,6 +31,7 @@ Keys = Annotated[Path | None, Option(metavar="FOLDER", help="This party's folder
 Insecure = Annotated[
     bool, Option("--insecure", help="Use no certificates and no encryption: only for a trial on one machine.")
 ]
+FigureWidth = Annotated[Width, Option("--width", help="With --figure: as wide as one or two columns of a page.")]
 Plugins = Annotated[
     list[Path] | None,
     Option(

@@ -1,107 +1,136 @@
 """Comparisons as papers print them, with the paper's own numbers beside them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isinf
 from statistics import fmean
+from typing import NamedTuple
 
-from rich.console import Group as Lines
-from rich.console import RenderableType
-from rich.text import Text
-
-from cutlayer.cli.tables import NONE, dashed, plain_table
+from cutlayer.cli.tables import NONE, Section, plain_table
 from cutlayer.core.text import time_unit
 from cutlayer.recipes.recipe import Published, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
+from cutlayer.results.paired import Difference
 from cutlayer.results.report import Comparison, Factor, Panel
-from cutlayer.results.trials import Group, Reach, Spread
+from cutlayer.results.trials import Group, Reach, Span, Spread
 
-Column = tuple[str, Callable[[Group], str]]  # a head, and the cell of a group of runs
 TIMES = "{:.2f}×"
+SHORT = 12  # characters of a name that fit above a column
 
 
-def comparison(found: Comparison) -> Lines:
-    """Return a table for each panel, and below the last panel of a recipe what its paper says."""
-    printed: list[RenderableType] = []
+class RunColumn(NamedTuple):
+    """A head, and the cell of a group of runs."""
+
+    head: str
+    cell: Callable[[Panel, Group], str]
+    printed: bool = True  # in a paper's table
+
+
+def sections(found: Comparison, *, per_seed: bool = False, bold_best: bool = False) -> list[Section]:
+    """Return a table for each panel, and with the last panel of a recipe what its paper says.
+
+    In print, the best accuracy is bold if it is above each other with confidence, or with `bold_best` in any case.
+    """
+    made = []
     for i, panel in enumerate(found.panels):
-        columns = list(_columns(panel))
-        rows = [[group.label, *(cell(group) for _, cell in columns)] for group in panel.groups]
-        title = panel.name if len(found.panels) > 1 else ""
-        table = plain_table(["run", *(head for head, _ in columns)], rows, left=["run"], fold=["run"], title=title)
-        table.columns[0].min_width = 8
-        printed += [table, *map(Text, _remarks_on(panel))]
         following = found.panels[i + 1].name if i + 1 < len(found.panels) else ""
+        remarks = list(_remarks_on(panel))
         if _experiment(following) != _experiment(panel.name):
-            printed += [Text(f"the paper says: {claim}") for claim in panel.recipe.claims]
-            printed += [Text(f"note: {note}") for note in panel.recipe.notes]
-        if following:
-            printed.append(Text())
-    return Lines(*printed)
+            remarks += [f"the paper says: {claim}" for claim in panel.recipe.claims]
+            remarks += [f"note: {note}" for note in panel.recipe.notes]
+        columns = list(_columns(panel))
+        name = panel.name if len(found.panels) > 1 else ""
+        heads = ["run", *(column.head for column in columns)]
+        bold = panel.best if bold_best else panel.winner
+        made.append(
+            Section(
+                name=name,
+                sheet=plain_table(heads, _rows(panel, columns, per_seed), left=["run"], fold=["run"], title=name),
+                remarks=remarks,
+                printed=[0, *(i for i, column in enumerate(columns, start=1) if column.printed)],
+                bold=None if bold is None else bold.label,
+            )
+        )
+    return made
 
 
-def _columns(panel: Panel) -> Iterator[Column]:
-    """Yield the columns; beside a paper's numbers only what papers print, to fit on a page. --json has everything."""
+def _rows(panel: Panel, columns: Sequence[RunColumn], per_seed: bool) -> Iterator[list[str]]:
+    """Yield a row for each group, and below it one for each of its seeds if asked for."""
+    singles = {seed: panel.of_seed(seed) for seed in panel.ground.seeds} if per_seed else {}
+    for place, group in enumerate(panel.groups):
+        yield [group.label, *(column.cell(panel, group) for column in columns)]
+        for seed, single in singles.items():
+            yield [f"  seed {seed}", *(column.cell(single, single.groups[place]) for column in columns)]
+
+
+def _columns(panel: Panel) -> Iterator[RunColumn]:
+    """Yield the columns, the most important first; beside a paper's numbers only what papers print."""
     papers = [p for g in panel.groups if (p := panel.published(g)) is not None]
     paper_like = bool(papers) or panel.race == "converged"
     digits = 2 if paper_like else 1
-    yield "seeds", lambda g: str(len(g.trials))
-    yield "rounds", lambda g: _range(g.rounds)
-    if panel.axis == "samples":
-        yield "samples", lambda g: f"{g.samples:,.0f}"
-    yield "best\naccuracy %", lambda g: accuracy(g.best, digits)
-    yield from _published(panel, papers, "paper\naccuracy %", _published_accuracy)
+    yield RunColumn("best\naccuracy %", lambda _, g: accuracy(g.best, digits))
+    yield from _published(papers, "paper\naccuracy %", _published_accuracy)
+    if len(panel.groups) > 1 and panel.race != "converged" and any(panel.difference(g) for g in panel.groups):
+        yield RunColumn(f"{_versus(panel)}\n[95 %]", lambda p, g: _difference(p.difference(g), digits))
     if panel.race == "converged":
         yield from _converged_columns(panel, papers)
-    elif not papers or panel.axis == "samples":
-        yield "final\naccuracy %", lambda g: accuracy(g.final, digits)
     if panel.target is not None:
         yield from _race_columns(panel, papers)
-    if not paper_like:
-        yield "up\nMiB", lambda g: f"{g.bytes('up') / 2**20:,.1f}"
-        yield "down\nMiB", lambda g: f"{g.bytes('down') / 2**20:,.1f}"
-        yield "wall\nseconds", lambda g: dashed("{:,.1f}", g.seconds or None)
     if any(g.stopped for g in panel.groups):
-        yield "stopped", lambda g: str(g.stopped)
+        yield RunColumn("stopped\nclients", lambda _, g: str(g.stopped))
+    if panel.race != "converged" and (not papers or panel.axis == "samples"):
+        yield RunColumn("final\naccuracy %", lambda _, g: accuracy(g.final, digits))
+    yield RunColumn("seeds", lambda _, g: str(len(g.trials)), printed=False)
+    yield RunColumn("rounds", lambda _, g: _range(g.rounds), printed=False)
+    if panel.axis == "samples":
+        yield RunColumn("samples", lambda _, g: f"{g.samples:,.0f}", printed=False)
+    if not paper_like:
+        yield RunColumn("up\nMiB", lambda _, g: f"{g.bytes('up') / 2**20:,.1f}", printed=False)
+        yield RunColumn("down\nMiB", lambda _, g: f"{g.bytes('down') / 2**20:,.1f}", printed=False)
+        yield RunColumn("wall\nseconds", lambda _, g: f"{g.seconds:,.1f}" if g.seconds else NONE, printed=False)
 
 
-def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[RunColumn]:
     if panel.axis == "samples":  # rounds of different methods are of different lengths
-        yield "samples to\ntarget", lambda g: dashed("{:,.0f}", g.samples_to(panel.target))
+        yield RunColumn("samples to\ntarget", lambda p, g: _span(g.samples_to(p.target), "{:,.0f}"))
         if len(panel.groups) > 1:
-            yield "speed-\nup", lambda g: dashed(TIMES, panel.speed_up(g))
+            yield RunColumn("speed-\nup", lambda p, g: _factor(p.speed_up(g)))
         return
     unit, size = _unit(panel, papers)
-    yield "R", lambda g: _rounds(panel.reach(g), g)
+    yield RunColumn("R", lambda p, g: _rounds(p.reach(g), g))
     if panel.race == "time":
-        yield f"T\n{unit}", lambda g: _spread(panel.reach(g).spread, size, _time(panel.reach(g), g, size))
+        yield RunColumn(f"T\n{unit}", lambda p, g: _time(p.reach(g), g, size))
         yield from _times_reference(panel)
         return
-    yield from _published(panel, papers, "paper\nR", lambda p: p.rounds)
+    yield from _published(papers, "paper\nR", lambda p: p.rounds)
     if len(panel.groups) > 1:
-        yield "speed-\nup", lambda g: dashed(TIMES, panel.speed_up(g))
-    yield from _published(panel, papers, "paper\nspeed-up", lambda p: TIMES.format(p.speed_up) if p.speed_up else "")
+        yield RunColumn("speed-\nup", lambda p, g: _factor(p.speed_up(g)))
+    yield from _published(papers, "paper\nspeed-up", lambda p: TIMES.format(p.speed_up) if p.speed_up else "")
     if panel.timed:
-        yield f"T\n{unit}", lambda g: _time(panel.reach(g), g, size)
-    yield from _published(panel, papers, "paper\nT h", lambda p: p.hours)
+        yield RunColumn(f"T\n{unit}", lambda p, g: _time(p.reach(g), g, size))
+    yield from _published(papers, "paper\nT h", lambda p: p.hours)
 
 
-def _converged_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[Column]:
+def _converged_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[RunColumn]:
     unit, size = _unit(panel, papers)
     first = _base(panel)
-    yield "converged\naccuracy %", lambda g: accuracy(g.convergence.accuracy, 2)
+    yield RunColumn("converged\naccuracy %", lambda _, g: accuracy(g.convergence.accuracy, 2))
     if any(paper.points_below for paper in papers):
-        yield f"points\n< {first}", lambda g: dashed("{:.2f}", panel.points_below(g))
-    yield from _published(panel, papers, f"paper\n< {first}", lambda p: p.points_below)
+        yield RunColumn(f"points\n< {first}", lambda p, g: NONE if (d := p.points_below(g)) is None else f"{d:.2f}")
+    yield from _published(papers, f"paper\n< {first}", lambda p: p.points_below)
     if panel.timed:
-        yield "round\ns", lambda g: NONE if g.simulated is None else f"{g.simulated / fmean(g.rounds):,.2f}"
-    yield "converged\nin round", lambda g: _rounds(g.convergence.reach, g)
+        yield RunColumn(
+            "round\ns", lambda _, g: NONE if g.simulated is None else f"{g.simulated / fmean(g.rounds):,.2f}"
+        )
+    yield RunColumn("converged\nin round", lambda _, g: _rounds(g.convergence.reach, g))
     if panel.timed:
-        yield f"after\n{unit}", lambda g: _spread(g.convergence.reach.spread, size)
+        yield RunColumn(f"after\n{unit}", lambda _, g: _spread(g.convergence.reach.spread, size))
         yield from _times_reference(panel)
-    yield from _published(panel, papers, f"paper\n÷ {first}", lambda p: p.times_first)
+    yield from _published(papers, f"paper\n÷ {first}", lambda p: p.times_first)
 
 
-def _times_reference(panel: Panel) -> Iterator[Column]:
+def _times_reference(panel: Panel) -> Iterator[RunColumn]:
     if len(panel.groups) > 1 and panel.timed:
-        yield f"time\n÷ {_base(panel)}", lambda g: _factor(panel.times_reference(g))
+        yield RunColumn(f"time\n÷ {_base(panel)}", lambda p, g: _factor(p.times_reference(g)))
 
 
 def _base(panel: Panel) -> str:
@@ -109,16 +138,23 @@ def _base(panel: Panel) -> str:
     return panel.reference.label.partition("-")[0]
 
 
-def _published(
-    panel: Panel, papers: Sequence[Published], head: str, words: Callable[[Published], str]
-) -> Iterator[Column]:
+def _versus(panel: Panel) -> str:
+    """Name what differences are relative to, in as few letters as a head has room for."""
+    labels = [group.label for group in panel.references]
+    return f"vs {labels[0]}" if len(labels) == 1 and len(labels[0]) <= SHORT else "vs base"
+
+
+def _published(papers: Sequence[Published], head: str, words: Callable[[Published], str]) -> Iterator[RunColumn]:
     """Yield a column with the paper's numbers, if it prints any."""
     if any(words(paper) for paper in papers):
-        yield head, lambda g: (words(p) if (p := panel.published(g)) is not None else "") or NONE
+        yield RunColumn(head, lambda panel, g: (words(p) if (p := panel.published(g)) is not None else "") or NONE)
 
 
 def _remarks_on(panel: Panel) -> Iterator[str]:
     yield _race(panel)
+    yield from _ground(panel)
+    if any(g.stopped for g in panel.groups):
+        yield "stopped clients: those that diverged, summed over rounds and seeds"
     recipe = panel.recipe
     if not recipe.source:
         return
@@ -127,6 +163,36 @@ def _remarks_on(panel: Panel) -> Iterator[str]:
         yield f"the paper states: {statement.says}; ours: {_stated(statement, ours)}"
     if panel.departures:
         yield f"these runs are not {setting_of(recipe)}: {', '.join(panel.departures)}"
+
+
+def _ground(panel: Panel) -> Iterator[str]:
+    """Say which seeds and evaluations are compared, and which are not."""
+    ground, several = panel.ground, len(panel.groups) > 1
+    if not ground.seeds:
+        yield "these runs have no seed in common, so they are shown and not compared"
+    elif ground.left_out:
+        alike: dict[str, list[str]] = {}
+        for label, seeds in ground.left_out.items():
+            alike.setdefault(_listed(seeds), []).append(label)
+        left = "; ".join(f"{seeds} of {', '.join(labels)}" for seeds, labels in alike.items())
+        yield f"compared: seed {_listed(ground.seeds)}, which all runs have; left out: seed {left}"
+    if not ground.meets:
+        yield "these runs have no evaluation in common, so they are shown and not compared; give them one eval_every"
+    counts = [len(t.accuracies) for g in panel.groups for t in g.trials]
+    if any(t.accuracies != t.measured for g in panel.groups for t in g.trials):
+        who = "all runs" if several else "all seeds"
+        yield f"accuracies, R and T: of the {_range(counts)} evaluations that {who} have"
+    if any(panel.difference(g) for g in panel.groups):
+        yield (
+            f"{_versus(panel)}: points of best accuracy above it, seed by seed, with the 95 % interval of Student's t "
+            "where there are two seeds"
+        )
+    if not all(span.exact for g in panel.groups if (span := panel.arrival(g).rounds) is not None):
+        yield "a–b: reached between two evaluations, from a to b"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def setting_of(recipe: Recipe) -> str:
@@ -170,27 +236,53 @@ def _published_accuracy(paper: Published) -> str:
     return "" if paper.accuracy is None else _spread(Spread(paper.accuracy, paper.std), 1)
 
 
+def _difference(found: Difference | None, digits: int) -> str:
+    """Format points with their interval: +3.1 [1.0, 5.2]."""
+    if found is None:
+        return NONE
+    points = f"{100 * found.mean:+.{digits}f}"
+    if found.interval is None:
+        return points
+    low, high = (f"{100 * end:.{digits}f}" for end in found.interval)
+    return f"{points} [{low}, {high}]"
+
+
 def _spread(spread: Spread | None, size: float, without: str = NONE) -> str:
     if spread is None:
         return without
     return f"{spread.mean / size:,.2f}" + ("" if spread.std is None else f" ± {spread.std / size:,.2f}")
 
 
+def _span(span: Span | None, form: str, size: float = 1.0) -> str:
+    """Format a mean that the evaluations determine, or else where it lies."""
+    if span is None:
+        return NONE
+    low, high = (form.format(end / size).removesuffix(".0") for end in span)
+    return high if span.exact else f"{low}–{high}"
+
+
 def _time(reach: Reach, group: Group, size: float) -> str:
     """Format the mean time to a goal; one that no seed reaches takes longer than the whole run."""
-    if reach.mean is None and group.simulated is not None:
+    if reach.rounds is None and group.simulated is not None:
         return f">{group.simulated / size:,.2f}"
-    return NONE if reach.time is None else f"{reach.time / size:,.2f}"
+    if reach.seconds is not None and not reach.seconds.exact:
+        return _span(reach.seconds, "{:,.2f}", size)
+    return _spread(reach.spread, size)
 
 
 def _factor(factor: Factor | None) -> str:
-    return NONE if factor is None else ("" if factor.exact else ">") + TIMES.format(factor.value)
+    """Format a ratio: 1.75×, or 1.20–1.75× if the evaluations tell no more, or >1.20×."""
+    if factor is None:
+        return NONE
+    if factor.exact:
+        return TIMES.format(factor.value)
+    return f">{TIMES.format(factor.low)}" if isinf(factor.high) else f"{factor.low:.2f}–{TIMES.format(factor.high)}"
 
 
 def _rounds(reach: Reach, group: Group) -> str:
-    if reach.mean is None:
-        return f">{min(group.rounds)}"
-    return f"{reach.mean:.4g}" + ("" if reach.by_all else f" ({reach.reached}/{reach.seeds})")
+    if reach.rounds is None:
+        return f">{min(max(t.accuracies, default=len(t.history)) for t in group.trials)}"
+    return _span(reach.rounds, "{:,.1f}") + ("" if reach.by_all else f" ({reach.reached}/{reach.seeds})")
 
 
 def _unit(panel: Panel, papers: Sequence[Published]) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 import torch
-import typer
+from rich.text import Text
 from torch import nn
 from typer import Option
 
@@ -153,10 +153,8 @@ def plan(
         write(answer, out)
     if out is not None and not as_json:
         run, problem = answer.run, answer.planned.problem
-        typer.echo(
-            f"plan: {out}, for {run.data}: {run.rounds} rounds of {problem.interval} mini-batches with lr "
-            f"{problem.bound.lr:g}; train it with: cutlayer run {out}"
-        )
+        about = f"{run.rounds} rounds of {problem.interval} mini-batches with lr {problem.bound.lr:g}"
+        show.people(Text(f"plan: {out}, for {run.data}: {about}"), Text(f"train it with: cutlayer run {out}"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from cutlayer.cli.tables import NONE, dashed, plain_table
+from cutlayer.cli.tables import NONE, Sheet, dashed, plain_table
 from cutlayer.core.text import human_seconds
 from cutlayer.planning.problem import Latency
 
@@ -122,7 +121,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _devices(found: Mapping[str, Any]) -> Table:
+def _devices(found: Mapping[str, Any]) -> Sheet:
     devices = found["devices"]
     count = f"{len(devices)} device" + ("s" if len(devices) > 1 else "")
     width = len(str(len(devices) - 1))
@@ -133,20 +132,20 @@ def _devices(found: Mapping[str, Any]) -> Table:
         rows.append(
             (
                 f"{number:{width}} {name}".rstrip(),
-                f"{device['tflops']:.3g}",
-                f"{device['mbit_per_s_up']:.3g}",
                 device["cut"],
                 device["unit"],
                 device["batch"],
-                f"{seconds['forward'] + seconds['backward']:.3g}",
-                f"{seconds['up'] + seconds['down']:.3g}",
                 device["limit"],
                 MARK if number == found["plan"]["straggler"] else "",
+                f"{seconds['forward'] + seconds['backward']:.3g}",
+                f"{seconds['up'] + seconds['down']:.3g}",
+                f"{device['tflops']:.3g}",
+                f"{device['mbit_per_s_up']:.3g}",
             )
         )
-    heads = ["device", "TFLOPS", "up\nMbit/s", "cut", "last unit", "batch", "compute\ns", "links\ns", "limit", ""]
+    heads = ["device", "cut", "last unit", "batch", "limit", "", "compute\ns", "links\ns", "TFLOPS", "up\nMbit/s"]
     title = f"{found['model']} on {count}, aggregated every {found['interval']} mini-batches"
-    return plain_table(heads, rows, left=["device", "last unit", "limit", ""], title=title)
+    return plain_table(heads, rows, left=["device", "last unit", "limit", ""], fold=["device"], title=title)
 
 
 def _more(devices: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -166,31 +165,31 @@ def _span(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _comparison(found: Mapping[str, Any]) -> Table:
+def _comparison(found: Mapping[str, Any]) -> Sheet:
     names = {device["device"]: device["name"] for device in found["devices"]}
     rows = [
         (
             name,
+            *([NONE, NONE] if found["reached"] else _until(worth)),
             f"{worth['seconds_per_mini_batch']:.4g}",
+            names[worth["straggler"]],
             f"{worth['split']:.4g}",
             f"{worth['aggregation'] / found['interval']:.3g}",
-            *([NONE, NONE] if found["reached"] else _until(worth)),
-            names[worth["straggler"]],
         )
         for name, worth in ((f"before: {_usual(found['devices'])}", found["before"]), ("the plan", found["plan"]))
     ]
     share = "aggregation\ns" if found["interval"] == 1 else f"1/{found['interval']} aggregation\ns"
-    heads = ["", "a mini-batch\ns", "split training\ns", share, "mini-batches\nto target", "time\nto target"]
-    return plain_table([*heads, "straggler"], rows, left=["", "straggler"], title=_gain(found))
+    heads = ["", "time\nto target", "mini-batches\nto target", "each\ns", "straggler", "split training\ns", share]
+    return plain_table(heads, rows, left=["", "straggler"], fold=["straggler"], title=_gain(found))
 
 
 def _until(worth: Mapping[str, Any]) -> list[str]:
-    """Return the mini-batches and the time to the target."""
+    """Return the time and the mini-batches to the target."""
     count, seconds = worth["mini_batches"], worth["seconds"]
     shown = dashed("{:,}", None if count is None else math.ceil(count))
     if seconds is None:
-        return [shown, "never"]
-    return [shown, human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h"]
+        return ["never", shown]
+    return [human_seconds(seconds) if seconds < LONG else f"{seconds / 3600:,.0f} h", shown]
 
 
 def _gain(found: Mapping[str, Any]) -> str:

@@ -1,16 +1,16 @@
-"""Print what a command has found, for people or for machines."""
+"""Print what a command has found, for people, for machines, or as text that other programs read."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
 
-LOG_WIDTH = 140  # where there is no terminal to measure
+LOG_WIDTH = 80  # where there is no terminal to measure
 
 
 def result(document: Mapping[str, Any], *printed: RenderableType, machine: bool) -> None:
@@ -18,10 +18,22 @@ def result(document: Mapping[str, Any], *printed: RenderableType, machine: bool)
     if machine:
         typer.echo(json.dumps(document, indent=2))
         return
+    people(*printed)
+
+
+def people(*printed: RenderableType) -> None:
+    """Print for people, as wide as their terminal is."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if known else LOG_WIDTH, highlight=False)
     for part in printed:
         console.print(part)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print warnings to stderr, where they disturb no table that is written to a file."""
+    console = Console(stderr=True, highlight=False)
+    for line in lines:
+        console.print(f"warning: {line}", markup=False, soft_wrap=True)
 
 
 def with_figure(
@@ -33,7 +45,12 @@ def with_figure(
 ) -> None:
     """Print a result and then draw its figure, so that no numbers are lost if the figure cannot be written."""
     result({**document, "figure": None if figure is None else str(figure)}, *printed, machine=machine)
+    drawn(figure, draw, quiet=machine)
+
+
+def drawn(figure: Path | None, draw: Callable[[Path], None], *, quiet: bool) -> None:
+    """Draw a figure if there is to be one, and say where it is unless only the result may be on stdout."""
     if figure is not None:
         draw(figure)
-        if not machine:
+        if not quiet:
             typer.echo(f"figure: {figure}")

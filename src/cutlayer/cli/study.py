@@ -3,14 +3,13 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-
-from rich.table import Table
+from pathlib import Path
 
 from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import accuracy
-from cutlayer.cli.tables import NONE, dashed, plain_table
+from cutlayer.cli.tables import NONE, Sheet, dashed, plain_table
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS
 from cutlayer.methods.fedavg import FedAvg
@@ -39,14 +38,15 @@ def planned(
     return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha).runs
 
 
-def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -> CutStudy:
-    """Train all runs of a study and sum them up."""
+def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders, home: Path) -> tuple[CutStudy, CutStudy]:
+    """Train all runs of a study and sum them up: these runs, and all that are in their home."""
     _refuse_uncut(runs)
     trained = launch.carried_out(runs, originals, orders)
     trained.complain()
     data = build.dataset(runs[0], orders.data).train
     costs = profile(build.model_of(runs[0], data, orders.data), data.x)
-    return summary(report.compare(trained.folders), costs)
+    everything = report.find([*(folder.path for folder in trained.folders), home])
+    return summary(report.compare(trained.folders), costs), summary(report.compare(everything), costs)
 
 
 def _refuse_uncut(runs: Sequence[Run]) -> None:
@@ -60,7 +60,7 @@ def _refuse_uncut(runs: Sequence[Run]) -> None:
             )
 
 
-def cut_table(study: CutStudy) -> Table:
+def cut_table(study: CutStudy) -> Sheet:
     """Return a row for each cut: accuracies by method and partition, then costs."""
     timed = [method for method in study.methods if any(method in row.seconds for row in study.rows)]
     # Where all methods send the same, one column is enough.
@@ -80,4 +80,5 @@ def cut_table(study: CutStudy) -> Table:
         )
         for row in study.rows
     ]
-    return plain_table(heads, rows, left=["unit"], caption=f"{CAPTION}; s: simulated seconds" if timed else CAPTION)
+    caption = f"{CAPTION}; s: simulated seconds" if timed else CAPTION
+    return plain_table(heads, rows, left=["unit"], keys=2, caption=caption)

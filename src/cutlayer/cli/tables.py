@@ -1,11 +1,12 @@
 """Tables for people: runs and the catalogue, and the helper that every table is made with."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,97 @@ from cutlayer.data import Augment
 from cutlayer.runs.config import Choice, Run
 
 NONE = "–"
+GAP = 2  # blanks beside a column
+BROKEN = 16  # characters that a column keeps that may be broken,
+NAME = 32  # and one that tells rows apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table in the house style, which fits the terminal: columns beyond its width continue below.
+
+    Columns are right-aligned and unbroken unless `left` and `fold` name them.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Collection[str] = ()
+    fold: Collection[str] = ()
+    keys: int = 1  # the first columns, which tell rows apart, are repeated where the table continues
+    title: str = ""
+    caption: str = ""
+    ratios: Mapping[str, int] = field(default_factory=dict)  # how columns that may be broken share the room
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        blocks = self._blocks(options.max_width)
+        for number, block in enumerate(blocks):
+            yield self._table(block, self.title if number == 0 else "")
+        if self.caption:
+            yield Text(self.caption, style="table.caption")
+
+    def _blocks(self, room: int) -> list[list[int]]:
+        """Return the columns of each part of the table; one that is alone too wide for the room is broken there."""
+        keys = list(range(min(self.keys, len(self.heads))))
+        blocks = [list(keys)]
+        for column in range(len(keys), len(self.heads)):
+            if blocks[-1] != keys and self._width([*blocks[-1], column]) > room:
+                blocks.append(list(keys))
+            blocks[-1].append(column)
+        return blocks
+
+    def _width(self, columns: Sequence[int]) -> int:
+        return sum(self._narrowest(column) + GAP for column in columns)
+
+    def _narrowest(self, column: int) -> int:
+        """Return the width that a column needs."""
+        lines = [line for cell in (self.heads[column], *self._cells(column)) for line in cell.split("\n")]
+        natural = max(cell_len(line) for line in lines)
+        most = NAME if column < self.keys else BROKEN
+        return min(natural, most) if self.heads[column] in self.fold else natural
+
+    def _cells(self, column: int) -> list[str]:
+        return [row[column] for row in self.rows]
+
+    def _table(self, columns: Sequence[int], title: str) -> Table:
+        made = Table(
+            title=title or None,
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+            title_style="bold",
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for column in columns:
+            head = self.heads[column]
+            made.add_column(
+                head,
+                justify="left" if head in self.left else "right",
+                no_wrap=head not in self.fold,
+                overflow="fold",
+                ratio=self.ratios.get(head),
+            )
+        for row in self.rows:
+            made.add_row(*(row[column] for column in columns))
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A table, and what is to be said about it."""
+
+    name: str = ""
+    sheet: Sheet
+    remarks: Sequence[str] = ()
+    printed: Sequence[int] | None = None  # the columns that a paper prints; all by default
+    bold: str | None = None  # the name of the row whose first value a paper prints in bold
+
+
+def sections_for_people(sections: Sequence[Section]) -> Group:
+    """Return tables with their remarks, and a blank line between them."""
+    parts: list[RenderableType] = []
+    for section in sections:
+        parts += [*([Text()] if parts else []), section.sheet, *map(Text, section.remarks)]
+    return Group(*parts)
 
 
 def plain_table(
@@ -22,31 +114,13 @@ def plain_table(
     *,
     left: Collection[str] = (),
     fold: Collection[str] = (),
+    keys: int = 1,
     title: str = "",
     caption: str = "",
-) -> Table:
-    """Return a table in the house style; columns are right-aligned and unbroken unless `left` and `fold` name them."""
-    made = Table(
-        title=title or None,
-        caption=caption or None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        title_style="bold",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for head in heads:
-        broken = head in fold
-        made.add_column(
-            head,
-            justify="left" if head in left else "right",
-            no_wrap=not broken,
-            overflow="fold" if broken else "ellipsis",
-        )
-    for row in rows:
-        made.add_row(*map(str, row))
-    return made
+) -> Sheet:
+    """Return a table of anything that can be printed."""
+    cells = [list(map(str, row)) for row in rows]
+    return Sheet(heads=heads, rows=cells, left=left, fold=fold, keys=keys, title=title, caption=caption)
 
 
 def dashed(form: str, value: float | None) -> str:
@@ -104,7 +178,7 @@ def _augment(augment: Augment | None) -> str:
     return f"({', '.join(words)})" if words else NONE
 
 
-def catalogue_table(kind: str, entries: Sequence[Entry]) -> Table:
+def catalogue_table(kind: str, entries: Sequence[Entry]) -> Sheet:
     """Return the names of one kind; a column that would be empty is left out."""
     columns = {
         "name": [e.name for e in entries],
@@ -114,9 +188,7 @@ def catalogue_table(kind: str, entries: Sequence[Entry]) -> Table:
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
     table = plain_table(list(shown), zip(*shown.values(), strict=True), left=shown, fold=list(shown)[1:], title=kind)
-    for column in table.columns[1:]:
-        column.ratio = 3 if column.header == "what it is" else 2
-    return table
+    return replace(table, ratios={head: 3 if head == "what it is" else 2 for head in table.fold})
 
 
 def _spelled(choice: Choice | None) -> str:

@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from rich.console import Group as Lines
-from rich.table import Table
-from rich.text import Text
-
-from cutlayer.cli.tables import plain_table
+from cutlayer.cli.tables import Section, Sheet, plain_table
 from cutlayer.recipes.scale import unscaled
 from cutlayer.results.report import Comparison
 from cutlayer.studies import traffic
@@ -36,14 +32,28 @@ def _published(printed: Mapping[str, tuple[str, ...]], name: str) -> dict[str, s
     return {} if cells is None else dict(zip(traffic.PAPER_ROWS, cells, strict=True))
 
 
-def tables(found: Mapping[str, Any]) -> Lines:
-    """Return a table for each panel, with a column for each run."""
-    several = len(found["panels"]) > 1
-    printed = [_table(panel["runs"], panel["panel"] if several else "") for panel in found["panels"]]
-    return Lines(*printed, *map(Text, _remarks(found)))
+def sections(found: Mapping[str, Any]) -> list[Section]:
+    """Return a table for each panel, with a column for each run; the last one has the remarks."""
+    several, last = len(found["panels"]) > 1, len(found["panels"]) - 1
+    made = []
+    for number, panel in enumerate(found["panels"]):
+        name = panel["panel"] if several else ""
+        remarks = _remarks(found) if number == last else []
+        made.append(Section(name=name, sheet=_table(panel["runs"], name), remarks=remarks))
+    return made
 
 
-def _table(runs: list[Mapping[str, Any]], title: str) -> Table:
+def records(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a record for each run and row, in bytes."""
+    return [
+        {"panel": panel["panel"], "run": run["label"], "samples": run["samples"], "row": row, "bytes": size}
+        for panel in found["panels"]
+        for run in panel["runs"]
+        for row, size in run["bytes"].items()
+    ]
+
+
+def _table(runs: list[Mapping[str, Any]], title: str) -> Sheet:
     """Put the paper's column beside ours where there is one; rows of our own that are 0 everywhere are left out."""
     columns: list[tuple[str, Mapping[str, str]]] = []
     for run in runs:
@@ -51,11 +61,11 @@ def _table(runs: list[Mapping[str, Any]], title: str) -> Table:
         total = {"Total": gib(sum(run["bytes"].values())), "samples": f"{run['samples']:,.0f}"}
         columns.append((run["label"], ours | total))
         if run["published"]:
-            columns.append(("paper", run["published"]))
+            columns.append((f"{run['label']}\npaper", run["published"]))
     filled = [row for row in runs[0]["bytes"] if row in traffic.PAPER_ROWS or any(r["bytes"][row] for r in runs)]
     heads = [head for head, _ in columns]
     rows = [[row, *(cells.get(row, "") for _, cells in columns)] for row in (*filled, "Total", "samples")]
-    return plain_table(["GiB", *heads], rows, left=["GiB"], fold=heads, title=title)
+    return plain_table(["GiB", *heads], rows, left=["GiB"], title=title)
 
 
 def gib(size: float) -> str:

@@ -1,15 +1,19 @@
 """Compare finished runs with each other and with a paper: accuracy, rounds and time to a target, speed-up."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from cutlayer import recipes
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, CutlayerError
 from cutlayer.recipes.recipe import Axis, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
-from cutlayer.results.trials import Group, Reach, Spread, Trial, find, grouped, load
+from cutlayer.results.ground import Ground, common_ground
+from cutlayer.results.paired import Difference, above
+from cutlayer.results.surroundings import warnings
+from cutlayer.results.trials import Group, Reach, Span, Spread, Trial, crossed, find, grouped, load
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import LEAST_GAIN, PATIENCE
@@ -41,10 +45,30 @@ INCIDENTAL = (
 
 
 class Factor(NamedTuple):
-    """A ratio, exact or a lower bound."""
+    """A ratio, and the range that it is known to lie in: infinite above if the value is a lower bound."""
 
     value: float
-    exact: bool
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Span, below: Span) -> "Factor | None":
+        """Return the ratio of two spans; None if they are too coarse to tell which of them is larger."""
+        if not below.low:
+            return None
+        found = cls(above.high / below.high, above.low / below.high, above.high / below.low)
+        return found if found.exact or not found.low <= 1 <= found.high else None
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the ratio for JSON, which has no infinity."""
+        return {**self._asdict(), "high": None if math.isinf(self.high) else self.high}
+
+
+ITSELF = Factor(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +76,9 @@ class Panel:
     """Groups that are compared, the accuracy they race to, and the group they are measured against."""
 
     name: str  # what the names of its runs have in common
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # what is compared of them: common seeds, common evaluations
+    whole: tuple[Group, ...]  # the same groups with everything that they have
+    ground: Ground
     reference: Group
     target: float | None  # None if no accuracy was measured, or for a run alone
     rule: str  # where the target comes from
@@ -85,18 +111,47 @@ class Panel:
             return self.reference
         return next((g for g in self.groups if unscaled(g.run.name) == against), None)
 
-    def speed_up(self, group: Group) -> float | None:
-        """Return how many times fewer rounds, or samples, it needs than its reference; None if a seed fails."""
-        reference = self.reference_of(group)
-        ours, theirs = self._cost(group), None if reference is None else self._cost(reference)
-        return None if ours is None or theirs is None else theirs / ours
+    def speed_up(self, group: Group) -> Factor | None:
+        """Return how many times fewer rounds, or samples, it needs than its reference.
 
-    def _cost(self, group: Group) -> float | None:
+        None if a seed fails, if there is nothing in common, or if the evaluations are too coarse to tell.
+        """
+        reference = self.reference_of(group)
+        if reference is None or not self.ground.firm:
+            return None
+        ours, theirs = self._cost(group), self._cost(reference)
+        if ours is None or theirs is None:
+            return None
+        return ITSELF if group is reference else Factor.of(theirs, ours)
+
+    def _cost(self, group: Group) -> Span | None:
         """Return the samples or rounds to the target; None unless every seed arrives."""
         if self.axis == "samples":
             return group.samples_to(self.target)
         reach = self.reach(group)
-        return reach.mean if reach.by_all else None
+        return reach.rounds if reach.by_all else None
+
+    def difference(self, group: Group) -> Difference | None:
+        """Return by how much its best accuracy is above its reference's, seed by seed; None for the reference."""
+        reference = self.reference_of(group)
+        if reference is None or group is reference or not self.ground.firm:
+            return None
+        return above(group, reference)
+
+    @property
+    def best(self) -> Group | None:
+        """The group with the highest mean of best accuracies."""
+        known = [(group.best.mean, group) for group in self.groups if group.best is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
+
+    @cached_property
+    def winner(self) -> Group | None:
+        """The group whose best accuracy is above each other's with 95 % confidence, if there is one."""
+        best = self.best
+        if best is None or not self.ground.firm:
+            return None
+        leads = [above(best, other) for other in self.groups if other is not best and other.best is not None]
+        return best if leads and all(d is not None and d.is_certain and d.mean > 0 for d in leads) else None
 
     def arrival(self, group: Group) -> Reach:
         """Return when the group reaches its goal: the target, or convergence."""
@@ -105,17 +160,20 @@ class Panel:
     def times_reference(self, group: Group) -> Factor | None:
         """Return its simulated time over its reference's; a lower bound if not every seed reaches the target."""
         reference = self.reference_of(group)
-        if reference is None:
+        if reference is None or not self.ground.firm:
             return None
         ours, theirs = self.arrival(group), self.arrival(reference)
-        if theirs.time is None or not theirs.by_all:
+        if theirs.seconds is None or not theirs.by_all:
             return None
+        if group is reference:
+            return ITSELF
         if ours.by_all:
-            return None if ours.time is None else Factor(ours.time / theirs.time, True)
+            return None if ours.seconds is None else Factor.of(ours.seconds, theirs.seconds)
         # Whether a run has converged shows only later, so the end of one that has not is no bound.
         if self.race == "converged" or ours.at_least is None:
             return None
-        return Factor(ours.at_least / theirs.time, False)
+        least = ours.at_least / theirs.seconds.high
+        return Factor(least, least, math.inf)
 
     def points_below(self, group: Group) -> float | None:
         """Return how many percentage points its converged accuracy is below its reference's; None if a seed fails."""
@@ -157,6 +215,16 @@ class Panel:
         original = self.original(group)
         return [] if original is None else _departures(original, group.run)
 
+    def of_seed(self, seed: int) -> "Panel":
+        """Return the same comparison of one seed alone."""
+        groups = tuple(replace(g, trials=tuple(t for t in g.trials if t.run.seed == seed)) for g in self.groups)
+        return replace(self, groups=groups, reference=groups[self.groups.index(self.reference)])
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the comparison less than fair."""
+        return tuple(warnings(self.whole))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the panel for JSON: plain numbers, accuracies as shares of 1."""
         return {
@@ -164,6 +232,9 @@ class Panel:
             "target": self.target,
             "target_rule": self.rule,
             "reference": self.reference.label,
+            "seeds": list(self.ground.seeds),
+            "left_out": {label: list(seeds) for label, seeds in self.ground.left_out.items()},
+            "warnings": list(self.warnings),
             "source": self.recipe.source or None,
             "departures": list(self.departures),
             "statements": [{**asdict(statement), "ours": ours} for statement, ours in self.statements],
@@ -174,6 +245,7 @@ class Panel:
     def row(self, group: Group) -> dict[str, Any]:
         """Return a group for JSON."""
         reach, published, factor = self.reach(group), self.published(group), self.times_reference(group)
+        speed_up, difference = self.speed_up(group), self.difference(group)
         converged, accuracy = group.convergence
         return {
             "panel": self.name,
@@ -186,21 +258,53 @@ class Panel:
             "samples": group.samples,
             "best_accuracy": _spread(group.best),
             "final_accuracy": _spread(group.final),
-            "rounds_to_target": {"mean": reach.mean, "reached": reach.reached, "seeds": reach.seeds},
+            "difference": None if difference is None else {**difference._asdict(), "interval": difference.interval},
+            "rounds_to_target": {
+                "mean": reach.mean,
+                "earliest": None if reach.rounds is None else reach.rounds.low,
+                "reached": reach.reached,
+                "seeds": reach.seeds,
+            },
             "simulated_seconds": group.simulated,
             "simulated_seconds_to_target": reach.time,
-            "speed_up": self.speed_up(group),
+            "speed_up": None if speed_up is None else speed_up.value,
+            "speed_up_range": None if speed_up is None else [speed_up.low, speed_up.high],
             "converged": {
                 "accuracy": _spread(accuracy),
                 "round": converged.mean,
                 "simulated_seconds": _spread(converged.spread),
                 "seeds": converged.reached,
             },
-            "times_reference": None if factor is None else factor._asdict(),
+            "times_reference": None if factor is None else factor.as_dict(),
             "bytes": {direction: group.bytes(direction) for direction in DIRECTIONS},
             "stopped": group.stopped,
             "seconds": group.seconds,
             "published": None if published is None else asdict(published),
+            "per_seed": self.per_seed(group),
+        }
+
+    def per_seed(self, group: Group) -> list[dict[str, Any]]:
+        """Return the values of every seed of a group, including those that are not compared."""
+        compared = {trial.run.seed: trial for trial in group.trials}
+        (whole,) = (other for other in self.whole if other.label == group.label)
+        trials = [compared.get(trial.run.seed, trial) for trial in whole.trials]
+        return [{"seed": t.run.seed, "compared": t.run.seed in compared, **self._values(t)} for t in trials]
+
+    def _values(self, trial: Trial) -> dict[str, Any]:
+        arrival = trial.arrival(trial.rounds_to(self.target))
+        return {
+            "rounds": len(trial.history),
+            "samples": trial.history[-1]["samples"],
+            "best_accuracy": trial.best,
+            "final_accuracy": trial.final,
+            "rounds_to_target": None if arrival is None else arrival.round,
+            "earliest_round": None if arrival is None else arrival.earliest,
+            "simulated_seconds_to_target": None if arrival is None else trial.clock.get(arrival.round),
+            "bytes_up": crossed(trial.history[-1], "up"),
+            "bytes_down": crossed(trial.history[-1], "down"),
+            "stopped": trial.stopped,
+            "seconds": trial.seconds,
+            "folder": str(trial.path),
         }
 
 
@@ -209,12 +313,21 @@ class Comparison:
     """Panels in the order in which a paper prints them."""
 
     panels: tuple[Panel, ...]
+    skipped: tuple[str, ...] = ()  # folders that could not be read, and why
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out, and what makes the comparison less than fair."""
+        several = len(self.panels) > 1
+        found = [f"{p.name}: {line}" if several and p.name else line for p in self.panels for line in p.warnings]
+        return (*self.skipped, *found)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON: the panels, and all runs in one list."""
         return {
             "panels": [panel.as_dict() for panel in self.panels],
             "runs": [panel.row(group) for panel in self.panels for group in panel.groups],
+            "warnings": list(self.warnings),
         }
 
 
@@ -223,21 +336,42 @@ def compare(folders: Iterable[Folder], target: float | None = None, *, together:
 
     The target is the recipe's, by default a share of FedAvg's best accuracy in the panel.
     """
-    trials = [trial for folder in folders if (trial := load(folder)).history]
-    if not trials:
-        raise ConfigError("none of these runs has finished a round yet; try again later")
+    trials, skipped = _readable(folders)
     homes: dict[str, list[Trial]] = {}
     for trial in trials:
         homes.setdefault("" if together else trial.run.name.rpartition("/")[0], []).append(trial)
-    return Comparison(tuple(_panel(name, home, target) for name, home in homes.items()))
+    return Comparison(tuple(_panel(name, home, target) for name, home in homes.items()), tuple(skipped))
+
+
+def _readable(folders: Iterable[Folder]) -> tuple[list[Trial], list[str]]:
+    """Return the runs that have finished a round, and why the others are left out; refuse folders without any."""
+    trials, skipped, errors = [], [], []
+    for folder in folders:
+        try:
+            trial = load(folder)
+        except CutlayerError as error:
+            errors.append(error)
+            skipped.append(f"{folder.path} is left out: {error}")
+            continue
+        if trial.history:
+            trials.append(trial)
+        else:
+            skipped.append(f"{folder.path} is left out: it has not finished a round yet")
+    if trials:
+        return trials, skipped
+    if errors:
+        raise errors[0]
+    raise ConfigError("none of these runs has finished a round yet; try again later")
 
 
 def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
-    groups = grouped(trials)
-    by_samples = any(group.run.until_samples for group in groups)
+    found = grouped(trials)
+    by_samples = any(group.run.until_samples for group in found)
     recipe = recipes.of(name) or Recipe(runs=(), axis="samples" if by_samples else "rounds")
-    groups = _in_order(groups, [run.name for run in recipe.runs])
+    whole = _in_order(found, [run.name for run in recipe.runs])
     race = "time" if target is not None and recipe.race == "converged" else recipe.race
+    ground = common_ground(whole, race, recipe.axis)
+    groups = ground.groups
     reference, about = _reference(groups) if race == "rounds" else (groups[0], groups[0].label)
     if target is not None:
         accuracy, rule = target, "as given"
@@ -251,7 +385,17 @@ def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
         accuracy, rule = None, ALONE
     else:
         accuracy, rule = recipe.share * reference.best.mean, f"{recipe.share:g} × the best accuracy of {about}"
-    return Panel(name=name, groups=groups, reference=reference, target=accuracy, rule=rule, recipe=recipe, race=race)
+    return Panel(
+        name=name,
+        groups=groups,
+        whole=whole,
+        ground=ground,
+        reference=reference,
+        target=accuracy,
+        rule=rule,
+        recipe=recipe,
+        race=race,
+    )
 
 
 def _in_order(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:

@@ -1,20 +1,22 @@
 """The runs in folders: one trial each, and groups of trials that differ only in their seed."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from cutlayer import recipes
-from cutlayer.errors import ConfigError
+from cutlayer.errors import CheckpointError, ConfigError
 from cutlayer.runs import config, convergence
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import Converged
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import with_engines_of
 from cutlayer.runs.stopping import Record
+
+NEEDED = ("round", "samples", "bytes")  # in every record
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,46 @@ class Spread:
         return Spread(factor * self.mean, None if self.std is None else factor * self.std)
 
 
+class Span(NamedTuple):
+    """Where a mean over seeds lies, as far as the evaluations tell: the goal was reached between two of them."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, lows: Sequence[float], highs: Sequence[float]) -> "Span | None":
+        return cls(fmean(lows), fmean(highs)) if highs else None
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+
+class Arrival(NamedTuple):
+    """The rounds of one run in which it may have reached a goal: after one evaluation, and up to the next."""
+
+    earliest: int
+    round: int
+
+
 @dataclass(frozen=True)
 class Reach:
     """Rounds to a goal, and the simulated seconds until then: means over the seeds that reached it."""
 
-    mean: float | None
+    rounds: Span | None
     reached: int
     seeds: int
+    seconds: Span | None
     spread: Spread | None  # of the seconds
     at_least: float | None  # seconds over all seeds, with the whole run of those that did not reach it
 
     @property
     def by_all(self) -> bool:
         return self.reached == self.seeds
+
+    @property
+    def mean(self) -> float | None:
+        return None if self.rounds is None else self.rounds.high
 
     @property
     def time(self) -> float | None:
@@ -72,11 +101,18 @@ class Trial:
     run: Run
     history: list[Record]
     seconds: float
+    surroundings: dict[str, Any] = field(default_factory=dict)  # versions, machine and engine, as far as known
+    compared: frozenset[int] | None = None  # rounds whose accuracies count in a comparison; all of them by default
+
+    @cached_property
+    def measured(self) -> dict[int, float]:
+        """Test accuracy by round, where it was measured."""
+        return convergence.accuracies(self.history)
 
     @cached_property
     def accuracies(self) -> dict[int, float]:
-        """Test accuracy by round, where it was measured."""
-        return convergence.accuracies(self.history)
+        """Test accuracy by round, where it is compared."""
+        return {r: a for r, a in self.measured.items() if self.compared is None or r in self.compared}
 
     @property
     def best(self) -> float | None:
@@ -101,6 +137,13 @@ class Trial:
         if target is None:
             return None
         return next((number for number, accuracy in self.accuracies.items() if accuracy >= target), None)
+
+    def arrival(self, number: int | None) -> Arrival | None:
+        """Return since when a goal may have been reached that shows in the evaluation of a round."""
+        if number is None:
+            return None
+        before = [r for r in self.accuracies if r < number]
+        return Arrival(max(before, default=0) + 1, number)
 
     @cached_property
     def clock(self) -> dict[int, float]:
@@ -163,10 +206,12 @@ class Group:
         """Return how soon the target is reached."""
         return self._reach([t.rounds_to(target) for t in self.trials])
 
-    def samples_to(self, target: float | None) -> float | None:
+    def samples_to(self, target: float | None) -> Span | None:
         """Return the samples processed until the target is reached; None unless every seed reaches it."""
-        rounds = [t.rounds_to(target) for t in self.trials]
-        return mean_of_all([r and t.samples[r] for t, r in zip(self.trials, rounds, strict=True)])
+        found = [(t, arrival) for t in self.trials if (arrival := t.arrival(t.rounds_to(target))) is not None]
+        if len(found) < len(self.trials):
+            return None
+        return Span.of([t.samples[a.earliest] for t, a in found], [t.samples[a.round] for t, a in found])
 
     @cached_property
     def convergence(self) -> Convergence:
@@ -175,13 +220,15 @@ class Group:
 
     def _reach(self, rounds: Sequence[int | None]) -> Reach:
         pairs = list(zip(self.trials, rounds, strict=True))
-        found = [r for r in rounds if r is not None]
-        times = [t.clock[r] for t, r in pairs if r in t.clock]
+        found = [(t, arrival) for t, r in pairs if (arrival := t.arrival(r)) is not None]
+        clocks = [(t.clock, a) for t, a in found if a.round in t.clock and a.earliest in t.clock]
+        timed = len(clocks) == len(found)
         return Reach(
-            mean=fmean(found) if found else None,
+            rounds=Span.of([a.earliest for _, a in found], [a.round for _, a in found]),
             reached=len(found),
             seeds=len(rounds),
-            spread=Spread.of(times) if len(times) == len(found) else None,
+            seconds=Span.of([c[a.earliest] for c, a in clocks], [c[a.round] for c, a in clocks]) if timed else None,
+            spread=Spread.of(clock[a.round] for clock, a in clocks) if timed else None,
             at_least=mean_of_all([t.clock[r or max(t.clock)] if t.clock else None for t, r in pairs]),
         )
 
@@ -214,12 +261,20 @@ def find(paths: Iterable[Path]) -> list[Folder]:
 
 def load(folder: Folder) -> Trial:
     """Read a run's folder."""
-    run = folder.recorded()
+    run, history = folder.recorded(), folder.history()
+    for number, record in enumerate(history, start=1):
+        missing = [key for key in NEEDED if key not in record]
+        if missing:
+            raise CheckpointError(
+                f"line {number} of {folder.metrics} has no {missing[0]!r}; put the file back, or start over with "
+                "--overwrite"
+            )
     return Trial(
         path=folder.path,
         run=replace(run, name=recipes.present(run.name)),
-        history=folder.history(),
+        history=history,
         seconds=sum(line["seconds"] for line in folder.times()),
+        surroundings=folder.surroundings(),
     )
 
 

@@ -126,6 +126,13 @@ def ends(limits: Limits, monitor: Monitor | None, history: Sequence[Record]) -> 
         yield f"patience: {monitor.key} has gained nothing in {limits.patience} evaluations"
 
 
+def ended_early(run: object, history: Sequence[Record]) -> bool:
+    """Return whether one of the limits among the settings of a run has ended it."""
+    limits = Limits.of(run)
+    measured = {key for record in history for key in record}
+    return any(ends(limits, limits.monitored(measured), history))
+
+
 def nobody_trained(record: Mapping[str, Any]) -> bool:
     """Return whether no client had a single batch with a finite loss and finite gradients."""
     return record["loss"] is None and record["stopped"] > 0

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutlayer.results.figures.style import MARKERS, PAGE, legend, looks, written
+from cutlayer.results.figures.looks import looks
+from cutlayer.results.figures.style import PAGE, legend, written
 from cutlayer.studies.cuts import CutStudy
 
 if TYPE_CHECKING:
@@ -53,24 +54,23 @@ def fill(figure: "Figure", study: CutStudy) -> None:
 
 
 def _by_method(axes: "Axes", methods: Sequence[str], rows: Sequence[Mapping[str, float]]) -> None:
-    style = looks(methods)
+    style = looks({method: method for method in methods})
     for method in methods:
         known = [(place, row[method]) for place, row in enumerate(rows) if method in row]
         if known:
-            axes.plot([p for p, _ in known], [v for _, v in known], marker="o", markersize=3.5, **style[method])
+            axes.plot([p for p, _ in known], [v for _, v in known], markersize=3.5, **style[method])
     if axes.lines:
         axes.legend()
 
 
 def _accuracies(axes: "Axes", study: CutStudy) -> None:
-    style = looks([str(line) for line in study.lines])
-    for number, line in enumerate(study.lines):
+    style = looks({str(line): line.method for line in study.lines})
+    for line in study.lines:
         known = [(p, row.accuracy[line]) for p, row in enumerate(study.rows) if line in row.accuracy]
         axes.errorbar(
             [p for p, _ in known],
             [100 * spread.mean for _, spread in known],
             [100 * (spread.std or 0.0) for _, spread in known],
-            marker=MARKERS[number % len(MARKERS)],
             markersize=3.5,
             capsize=2,
             elinewidth=0.8,

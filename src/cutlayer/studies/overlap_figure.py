@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutlayer.results.figures.style import looks, written
+from cutlayer.results.figures.looks import looks
+from cutlayer.results.figures.style import written
 from cutlayer.studies.overlap import Fit
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def fill(figure: "Figure", fits: Sequence[Fit]) -> None:
     """Draw lines without noise, and bands that hold nine in ten draws."""
     figure.set_size_inches(*SIZE)
     axes = figure.subplots()
-    style = looks([ALL, ONE_LESS])
+    style = looks({ALL: "", ONE_LESS: ""})
     layers = [fit.layers for fit in fits]
     for label, bands in ((ALL, [f.passes for f in fits]), (ONE_LESS, [f.passes_after_first for f in fits])):
-        axes.plot(layers, [band.value for band in bands], marker="o", markersize=3, **style[label])
+        axes.plot(layers, [band.value for band in bands], markersize=3, **style[label])
         low, high = [band.low for band in bands], [band.high for band in bands]
         axes.fill_between(layers, low, high, color=style[label]["color"], alpha=OPACITY, linewidth=0)
     axes.set_ylim(bottom=0)

@@ -5,24 +5,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutlayer.results.figures import curves, plan, sweep
-from cutlayer.results.figures.style import check_format, written
+from cutlayer.results.figures.style import Width, check_format, written
 from cutlayer.results.report import Comparison
 
 if TYPE_CHECKING:
     from cutlayer.planning.planner import Planned
 
-__all__ = ["check_format", "draw", "draw_plan"]
+__all__ = ["Width", "check_format", "draw", "draw_plan"]
 
 
-def draw(comparison: Comparison, path: Path) -> None:
-    """Draw all panels into one figure: the sweeps that their recipe asks for, or learning curves."""
+def draw(comparison: Comparison, path: Path, width: Width = Width.TWO) -> None:
+    """Draw all panels into one figure: the sweeps that their recipe asks for, or learning curves.
+
+    It is as wide as one or two columns of a page.
+    """
     sweeps = comparison.panels[0].recipe.figure
     of_one_recipe = len({panel.name.partition("/")[0] for panel in comparison.panels}) == 1
     with written(path) as figure:
         if sweeps and of_one_recipe:
-            sweep.fill(figure, comparison.panels, sweeps)
+            sweep.fill(figure, comparison.panels, sweeps, width)
         else:
-            curves.fill(figure, comparison.panels)
+            curves.fill(figure, comparison.panels, width)
 
 
 def draw_plan(planned: "Planned", path: Path, names: Sequence[str]) -> None:

@@ -1,10 +1,12 @@
 """Learning curves: test accuracy against rounds or processed samples, and against simulated time or traffic."""
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cutlayer.results.figures.style import MANY, TALL, grid, legend, looks, target_line, titles, with_target
+from cutlayer.results.figures.looks import MANY, looks
+from cutlayer.results.figures.style import TALL, Width, grid, legend, target_line, titles, with_target
+from cutlayer.results.names import method_of
 from cutlayer.results.report import Panel
 from cutlayer.results.trials import Group, Trial
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEW_POINTS = 3
+FEW_POINTS = 8  # all of which have markers
+MARKED = 0.2  # the distance of markers on longer lines, in diagonals of the axes
 HOURS, MINUTES = 3600.0, 60.0
 BAND, LIGHT_BAND = 0.15, 0.07  # opacity
 START = 0.05  # the share of the rounds whose accuracies may be cut off
@@ -39,15 +42,22 @@ class Curve(NamedTuple):
 
     group: Group
     rounds: list[int]
-    low: list[float]
     mean: list[float]
-    high: list[float]
+    std: list[float]  # over seeds; 0 for one seed
 
     @classmethod
     def of(cls, group: Group) -> "Curve":
-        rounds = sorted(set.intersection(*(set(t.accuracies) for t in group.trials)))
-        found = [[100 * t.accuracies[r] for t in group.trials] for r in rounds]
-        return cls(group, rounds, [min(f) for f in found], [fmean(f) for f in found], [max(f) for f in found])
+        rounds = sorted(set.intersection(*(set(t.measured) for t in group.trials)))
+        found = [[100 * t.measured[r] for t in group.trials] for r in rounds]
+        return cls(group, rounds, [fmean(f) for f in found], [stdev(f) if len(f) > 1 else 0.0 for f in found])
+
+    @property
+    def low(self) -> list[float]:
+        return [mean - std for mean, std in zip(self.mean, self.std, strict=True)]
+
+    @property
+    def high(self) -> list[float]:
+        return [mean + std for mean, std in zip(self.mean, self.std, strict=True)]
 
     @property
     def is_long(self) -> bool:
@@ -57,17 +67,17 @@ class Curve(NamedTuple):
         return [fmean(until(t, r) for t in self.group.trials) for r in self.rounds]
 
 
-def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
-    """Draw means over seeds as lines, and bands from the lowest to the highest seed.
+def fill(figure: "Figure", panels: Sequence[Panel], width: Width) -> None:
+    """Draw means over seeds as lines, and standard deviations as bands.
 
     Lines of long runs are smoothed, and lie over faint lines that are not.
     """
-    alone = len(panels) == 1
+    alone = len(panels) == 1 and width is Width.TWO
     drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
     smoothed = any(curve.is_long for curves in drawn for curve in curves)
     accuracy = "test accuracy (%)" + (f",\nmean of {WINDOW} rounds" if smoothed else "")
-    pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy))
-    style = looks([group.label for panel in panels for group in panel.groups])
+    pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy), width=width)
+    style = looks({g.label: method_of(g.label, g.run.method.name) for panel in panels for g in panel.groups})
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
     for panel, title, curves, (by_axis, by_cost) in zip(panels, titles(panels), drawn, pairs, strict=True):
@@ -89,11 +99,13 @@ def fill(figure: "Figure", panels: Sequence[Panel]) -> None:
 
 
 def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], style: dict[str, dict[str, Any]]) -> None:
-    look, x = style[curve.group.label], curve.places(until)
-    marker = "o" if len(x) <= FEW_POINTS else ""
+    label, x = curve.group.label, curve.places(until)
+    look = {**style[label], "markersize": 4, "markeredgewidth": 0.8}
+    if len(x) > FEW_POINTS:  # markers of different lines are apart where the lines coincide
+        look["markevery"] = (MARKED * list(style).index(label) / len(style), MARKED)
     if curve.is_long:
         axes.plot(x, curve.mean, color=look["color"], **FAINT)
-    axes.plot(x, smooth(curve.mean) if curve.is_long else curve.mean, marker=marker, markersize=3, **look)
+    axes.plot(x, smooth(curve.mean) if curve.is_long else curve.mean, **look)
     if len(curve.group.trials) > 1:
         opacity = LIGHT_BAND if len(style) >= MANY else BAND
         axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=opacity, linewidth=0)

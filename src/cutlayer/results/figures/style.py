@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-# Okabe and Ito's palette, which colour-blind readers can tell apart, without yellow, which is hard to see on white. The
-# last three are from Paul Tol's muted palette and lie between these colours.
-COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#882255", "#999933", "#888888",
-)  # fmt: skip
-STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-MANY = 6  # lines from which on all are solid until the colours repeat: many dashed lines are hard to read
-MARKERS = "os^Dv<>"
 LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -34,19 +27,27 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-WIDTHS = (2.2, 1.8, 1.5)  # the first lines are wider, so that they show under others with the same numbers
-THIN = (1.6, 1.3, 1.0)  # for many lines
-PAGE = 6.8  # inches: the text width of a page with two columns
-WIDE = 8.6  # inches, for three panels and more
+COLUMN, PAGE = 3.3, 6.8  # inches: one column of a page, and the text width of a page with two
 ALONE = 2.9  # inches: the height of one panel's two pictures side by side
 TALL = 3.3  # inches: the same with many lines
 HEIGHT = 1.9  # inches: one picture of several
-PER_ROW = 4  # panels
+PER_ROW = {"one": 2, "two": 4}  # panels
 RUNS_ARE_SAVED = (
     "the runs themselves are saved. Make room there or choose another file, then draw it with "
     "`cutlayer compare --figure`."
 )
 HANDLE, CHARACTER, LEGEND_LINE = 0.65, 0.055, 0.18  # inches, in a legend
+
+
+class Width(StrEnum):
+    """How wide a figure is in print."""
+
+    ONE = "one"
+    TWO = "two"
+
+    @property
+    def inches(self) -> float:
+        return COLUMN if self is Width.ONE else PAGE
 
 
 def check_format(path: Path) -> None:
@@ -73,33 +74,20 @@ def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
             raise ConfigError(f"the figure could not be written to {path}: {why}; {remedy}") from error
 
 
-def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the colour and line style of each label; many labels get thinner and plainer lines."""
-    names = list(dict.fromkeys(labels))
-    many = len(names) >= MANY
-    widths = THIN if many else WIDTHS
-    return {
-        label: {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": STYLES[(i // len(COLOURS) if many else i) % len(STYLES)],
-            "linewidth": widths[min(i, len(widths) - 1)],
-            "label": label,
-        }
-        for i, label in enumerate(names)
-    }
+def grid(figure: "Figure", count: int, ylabels: tuple[str, str], width: Width) -> "list[tuple[Axes, Axes]]":
+    """Return two axes for each panel: side by side for one panel and two columns of a page, else one above the other.
 
-
-def grid(figure: "Figure", count: int, ylabels: tuple[str, str]) -> "list[tuple[Axes, Axes]]":
-    """Return two axes for each panel: side by side for one panel, else one above the other with up to four in a row."""
-    if count == 1:
-        figure.set_size_inches(PAGE, ALONE)
+    Up to four panels are in a row, or two within one column of a page.
+    """
+    if count == 1 and width is Width.TWO:
+        figure.set_size_inches(width.inches, ALONE)
         left, right = figure.subplots(1, 2)
         pairs = [(left, right)]
         columns = 1
     else:
-        blocks = -(-count // PER_ROW)
+        blocks = -(-count // PER_ROW[width])
         columns = -(-count // blocks)
-        figure.set_size_inches(WIDE if columns > 2 else PAGE, 2 * blocks * HEIGHT)
+        figure.set_size_inches(width.inches, 2 * blocks * HEIGHT)
         axes = figure.subplots(2 * blocks, columns, squeeze=False)
         pairs = [
             (axes[2 * (i // columns), i % columns], axes[2 * (i // columns) + 1, i % columns]) for i in range(count)
@@ -156,4 +144,7 @@ def target_line(axes: "Axes", target: float | None, named: bool = True) -> None:
 
 def with_target(title: str, target: float | None) -> str:
     """Return the title with the target, for one of several panels, which have no room for it beside the axes."""
-    return title if target is None else f"{title} (target {100 * target:.1f} %)"
+    if target is None:
+        return title
+    goal = f"target {100 * target:.1f} %"
+    return f"{title} ({goal})" if title else goal

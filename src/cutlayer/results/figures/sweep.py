@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutlayer.recipes.recipe import Apart, Sweep
 from cutlayer.results.figures.curves import time_unit
-from cutlayer.results.figures.style import MARKERS, grid, legend, looks, target_line, titles, with_target
+from cutlayer.results.figures.looks import looks
+from cutlayer.results.figures.style import Width, grid, legend, target_line, titles, with_target
+from cutlayer.results.names import method_of
 from cutlayer.results.report import Panel
 from cutlayer.results.trials import Group, Spread
 
@@ -52,12 +54,13 @@ class Goal(NamedTuple):
         return (group.simulated or 0.0) / self.size if self.size else min(group.rounds)
 
 
-def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> None:
+def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep], width: Width) -> None:
     """Draw a column for each sweep of each panel, accuracy above cost; the columns of a panel share their y axes."""
     columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
     goal = Goal.of(panels)
-    pairs = grid(figure, len(columns), (goal.above, goal.below))
-    style = looks([sweep.series(group.run) for panel in panels for sweep in sweeps for group in panel.groups])
+    pairs = grid(figure, len(columns), (goal.above, goal.below), width)
+    series = {s.series(g.run): g.run.method.name for panel in panels for s in sweeps for g in panel.groups}
+    style = looks({name: method_of(name, method) for name, method in series.items()})
     for number, (((panel, title), sweep), pair) in enumerate(zip(columns, pairs, strict=True)):
         first, last = number % len(sweeps) == 0, number % len(sweeps) == len(sweeps) - 1
         if not first:
@@ -78,7 +81,7 @@ def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep]) -> 
 def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", style: Mapping[str, Look]) -> None:
     """Draw solid lines or bars for runs that have the setting, dashed levels for runs without it."""
     scale = Scale(panel, sweep)
-    for number, (name, look) in enumerate(style.items()):
+    for name, look in style.items():
         groups = [group for group in panel.groups if sweep.series(group.run) == name]
         placed = scale.placed(groups)
         accuracies = [(x, found.scaled(100)) for x, g in placed if (found := goal.accuracy(g)) is not None]
@@ -87,14 +90,14 @@ def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", sty
             if sweep.bars:
                 _bars(axes, points, look["color"], digits)
             elif points:
-                _line(axes, points, {**look, "marker": MARKERS[number % len(MARKERS)]})
+                _line(axes, points, look)
         late = [(x, goal.whole(g)) for x, g in placed if not panel.arrival(g).by_all]
         if late and (goal.size or panel.target is not None):
             hollow: Look = {"color": look["color"], "fillstyle": "none", "markersize": 5, "clip_on": False}
             pair[1].plot([x for x, _ in late], [cost for _, cost in late], "^", label=goal.late, **hollow)
         for group in groups:
             if sweep.x(group.run) is Apart.LEVEL:
-                _level(group, panel, goal, pair, {**look, "linestyle": "--", "linewidth": 1.2})
+                _level(group, panel, goal, pair, {**look, "marker": "", "linestyle": "--", "linewidth": 1.2})
     pair[1].set_xlabel(sweep.label)
     pair[1].set_ylim(bottom=0)
     for axes in pair:
