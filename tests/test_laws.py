@@ -340,9 +340,9 @@ def test_a_plain_tuple_is_told_that_a_kind_covers_one_value(kind: Kind, engine: 
         lambda s: s.clients.up(kind(s.clients.do(s.me.client.forward, s.c, s.step.x, s.step.key))), engine
     )
     assert message == (
-        f"client 0 refuses to send {kind.name}: the value is a plain tuple of 2, and a kind covers one value. Return a "
-        "NamedTuple, say gives={field: kind} and send its fields one by one; or return one value; or, if the tuple is "
-        "(output, buffers), run the function with `vjp`"
+        f"client 0 refuses to send {kind.name}: the function gives activations, but it returns a plain tuple, and a "
+        "kind covers one value. Return one value; or a NamedTuple, with gives={field: kind}, and send its fields; or, "
+        "if the tuple is (output, buffers), run the function with `vjp`"
     )
 
 

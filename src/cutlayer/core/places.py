@@ -23,7 +23,7 @@ from cutlayer.core.state import Grads, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.transport import Transport
 from cutlayer.core.tree import T
-from cutlayer.core.values import Block, Gives, Held, PerClient, Raw, at_once, common, pair, shared
+from cutlayer.core.values import Block, Gives, Held, OfTuple, PerClient, Raw, at_once, common, pair, shared
 from cutlayer.errors import LawError
 
 Barrier = Literal["epoch", "step"] | None
@@ -191,10 +191,11 @@ class Clients:
             pulled = self._world.transport.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
             return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
         made = self._run("call", self._world.transport.call, fn, values)
-        # A kind names one value, not several in a plain tuple.
-        one = not any(type(b.tree) is tuple for b in made.blocks)
         program = self._world.program
-        return _marked(made, gives=program.gives(fn) if one else None, raw=program.passes(fn))
+        gives: Gives | OfTuple = program.gives(fn)
+        if any(type(b.tree) is tuple for b in made.blocks):  # a kind names one value, not several
+            gives = OfTuple(gives) if isinstance(gives, Kind) else None
+        return _marked(made, gives=gives, raw=program.passes(fn))
 
     def vjp(
         self, fn: Callable[..., tuple[R, Tensors]], part: PerClient, *values: PerClient
@@ -234,7 +235,7 @@ class Clients:
         leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
         for kind, value in leaving:
             for block in value.blocks:
-                self._world.program.release(kind, block.gives, block.ids[0], block.tree)
+                self._world.program.release(kind, block.gives, block.ids[0])
         ids, values = self._world.transport.up(leaving, asked)
         self._world.missing.update(j for j in asked if j not in ids)
         brought = []
@@ -318,7 +319,7 @@ class Clients:
         return homes.pop()
 
 
-def _marked(value: PerClient, *, gives: Gives = None, raw: Raw | None = None) -> PerClient:
+def _marked(value: PerClient, *, gives: Gives | OfTuple = None, raw: Raw | None = None) -> PerClient:
     """Return the value with the kind that it may be sent up as, and marked as raw data if it is."""
     blocks = [b._replace(gives=gives, raw=raw) for b in value.blocks]
     return PerClient(value.place, blocks, value.ids, ready=value.ready)

@@ -12,8 +12,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from cutlayer.core.engine import Fn
 from cutlayer.core.kinds import LABELS, Kind, check_kind
-from cutlayer.core.tree import Tree
-from cutlayer.core.values import Gives, Raw
+from cutlayer.core.values import Gives, OfTuple, Raw
 from cutlayer.errors import LawError
 
 F = TypeVar("F", bound=Fn)
@@ -101,13 +100,13 @@ class Program:
             given = OWN[raw] if raw is not None else "something else"
             raise LawError(f"argument {place + 1} of {self.address(fn)} {takes}, but it was given {given}")
 
-    def release(self, kind: Kind, gives: Gives, client: int, value: Tree) -> None:
+    def release(self, kind: Kind, gives: Gives | OfTuple, client: int) -> None:
         """Check, on the client's side, that a value may leave as this kind."""
-        if gives != kind and type(value) is tuple:
+        if isinstance(gives, OfTuple):
             raise LawError(
-                f"client {client} refuses to send {kind.name}: the value is a plain tuple of {len(value)}, and a kind "
-                "covers one value. Return a NamedTuple, say gives={field: kind} and send its fields one by one; or "
-                "return one value; or, if the tuple is (output, buffers), run the function with `vjp`"
+                f"client {client} refuses to send {kind.name}: the function gives {gives.kind.name}, but it returns a "
+                "plain tuple, and a kind covers one value. Return one value; or a NamedTuple, with gives={field: kind}"
+                ", and send its fields; or, if the tuple is (output, buffers), run the function with `vjp`"
             )
         if gives != kind:
             made = gives.name if isinstance(gives, Kind) else "nothing that may leave whole"

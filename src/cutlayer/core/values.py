@@ -16,6 +16,12 @@ Gives = Kind | Mapping[str, Kind] | None
 Raw = Literal["x", "y"]
 
 
+class OfTuple(NamedTuple):
+    """Marks a plain tuple of a function that gives this kind: it may not leave, as a kind covers one value."""
+
+    kind: Kind
+
+
 class Who(Protocol):
     """Anything that names clients."""
 
@@ -50,7 +56,7 @@ class Block(NamedTuple):
     ids: tuple[int, ...]
     tree: Tree
     stacked: bool
-    gives: Gives = None  # the kind, or the kind of each field, as which the client may send it
+    gives: Gives | OfTuple = None  # the kind, or the kind of each field, as which the client may send it
     raw: Raw | None = None  # the client's raw inputs or labels
 
     def take(self, ids: tuple[int, ...]) -> "Block":
