@@ -66,8 +66,11 @@ def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(kind: Callable[.
         assert Split(model, cut).units == ("0", "1", "2")
     with pytest.raises(CutError) as error:
         Split(model, 1)
-    name = "0.weight" if affine else "0.running_mean"
-    assert str(error.value).startswith(f"Sequential cannot be cut here: {name!r} is used on both sides of a cut.")
+    name = "weight" if affine else "running_mean"
+    assert str(error.value) == (
+        f"Sequential cannot be cut here: '0.{name}' is used on both sides of a cut, above it as '2.{name}'. "
+        "Cut elsewhere, freeze it, or train separate copies with Split(..., untie=True)."
+    )
     frozen = nn.Sequential(norm.eval().requires_grad_(False), nn.Linear(2, 2), norm)
     assert Split(frozen, 1).units == ("0", "1", "2")
 
@@ -107,7 +110,8 @@ def test_a_buffer_that_moves_on_both_sides_of_a_cut_is_refused(moves: bool) -> N
     with pytest.raises(CutError) as error:
         Split(model, 1).rehearse(x, y)
     assert str(error.value) == (
-        "Sequential cannot be cut here: '0.mean' is used on both sides of a cut. Cut elsewhere, untie it or freeze it."
+        "Sequential cannot be cut here: '0.mean' is used on both sides of a cut, above it as '2.mean'. Cut elsewhere, "
+        "freeze it, or train separate copies with Split(..., untie=True)."
     )
 
 
@@ -194,7 +198,8 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason() -> None:
         Split(Branching(), 0)
     assert str(error.value) == (
         "Branching cannot be cut because its forward cannot be traced (TraceError: symbolically traced variables "
-        "cannot be used as inputs to control flow). Write it as nn.Sequential or give it a units() method."
+        "cannot be used as inputs to control flow). Give a batch of inputs, Split(..., sample=x), with which "
+        "torch.export can trace more; or write it as nn.Sequential, or give it a units() method."
     )
 
 

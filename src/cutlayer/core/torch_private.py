@@ -34,6 +34,12 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+def mutates(target: Any) -> bool:
+    """Return whether an operator of an exported graph writes into an argument, which only its schema says."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
 def tensor_homes(module: nn.Module) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]:
     """Yield the dicts and lists from which a module reads its tensors, so that a call can swap in others.
 

@@ -153,7 +153,9 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
         load_weights(net, _found(run.weights, root), fresh=run.fresh)
     if run.freeze_norms:
         freeze_norms(net)
-    return Split(net.to(run.device), run.cut, head=run.head)
+    return Split(
+        net.to(run.device), run.cut, head=run.head, sample=data.take(range(min(2, len(data)))).to(run.device).x
+    )
 
 
 def _found(file: str, root: Path | None) -> Path:

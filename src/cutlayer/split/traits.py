@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch.nn.functional as F
 from torch import fx, nn
 
 from cutlayer.core.torch_private import BatchNorm, Dropout, children
@@ -24,7 +25,7 @@ def draws(module: nn.Module) -> bool:
 
 def normalises(module: nn.Module) -> bool:
     """Return whether a module, in its current mode, uses batch statistics."""
-    return any(isinstance(m, BatchNorm) and m.training for m in module.modules())
+    return any((isinstance(m, BatchNorm) and m.training) or _graph_normalises(m) for m in module.modules())
 
 
 def writes(module: nn.Module) -> bool:
@@ -61,15 +62,26 @@ def _node_draws(node: fx.Node) -> bool:
     return name in _DRAWS and given.get("training") is not False and given.get("p") != 0
 
 
+def _graph_normalises(module: nn.Module) -> bool:
+    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+    return any(node.target is F.batch_norm and _arguments(node).get("training") for node in nodes)
+
+
 def _graph_writes(module: nn.Module) -> bool:
-    if not isinstance(module, fx.GraphModule):
-        return False
-    return any(node.kwargs.get("inplace") or _called(node).endswith("_") for node in module.graph.nodes)
+    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+    return any(node.kwargs.get("inplace") or _in_place(node) for node in nodes)
+
+
+def _in_place(node: fx.Node) -> bool:
+    """Return whether a call writes into a tensor that is no value of the model, such as a count of batches."""
+    name = _called(node)
+    written = node.args[0] if node.args else None
+    return name.endswith("_") and not name.endswith("__") and getattr(written, "op", "") != "get_attr"
 
 
 def _called(node: fx.Node) -> str:
     if node.op == "call_function":
-        return str(getattr(node.target, "__name__", ""))
+        return str(getattr(node.target, "__name__", "")).partition(".")[0]  # of add_.Tensor, add_
     return str(node.target) if node.op == "call_method" else ""
 
 
