@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-MAIN_OUTPUTS = ("logits", "last_hidden_state")  # of objects that hold several outputs, as those of transformers
+MAIN_OUTPUTS = ("logits", "last_hidden_state")
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -15,17 +15,19 @@ def call(model: nn.Module, x: Any) -> Any:
 
 
 def main_output(out: Any) -> Any:
-    """Return an output that is a tensor, or a plain tuple, list or dict; of other objects, their main tensor.
+    """Return the output of a model; of an object that holds several, as those of transformers, the main tensor.
 
-    That is `logits`, or else `last_hidden_state`, or else the first tensor.
+    That is `logits`, or else `last_hidden_state`, or else the first tensor. Plain tuples and dicts stay as they are.
     """
-    if isinstance(out, Tensor | tuple | list) or type(out) is dict:
+    if not isinstance(out, Mapping) or type(out) is dict:
         return out
-    for name in MAIN_OUTPUTS:
-        if isinstance(found := getattr(out, name, None), Tensor):
-            return found
-    held = out.values() if isinstance(out, Mapping) else vars(out).values() if hasattr(out, "__dict__") else ()
-    return next((value for value in held if isinstance(value, Tensor)), out)
+    found = [value for value in (*(out.get(name) for name in MAIN_OUTPUTS), *out.values()) if isinstance(value, Tensor)]
+    return found[0] if found else out
+
+
+def function_name(function: Any) -> str:
+    """Return the name of a function or of an operator of torch, without its overload: of `aten.add.Tensor`, add."""
+    return str(getattr(function, "__name__", "")).partition(".")[0]
 
 
 def _takes(model: nn.Module, names: Mapping[str, Any]) -> bool:

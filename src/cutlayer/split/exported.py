@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cutlayer.core import tree
 from cutlayer.core.checks import reason
-from cutlayer.core.torch_private import mutates
+from cutlayer.core.torch_private import is_inside_vmap, is_random, mutates
 from cutlayer.errors import CutError
-from cutlayer.split.calling import call
+from cutlayer.split.calling import call, function_name
 from cutlayer.split.graphs import Traced, follow_device, is_size
 
 aten, higher_order = torch.ops.aten, torch.ops.higher_order
@@ -94,6 +95,8 @@ def _why(error: Exception) -> str:
     what = f"{type(error).__name__}: {reason(error).rstrip('. ')}"
     if "DataDependent" in what:
         what = "a branch depends on the values of tensors"
+    elif "Constraints violated (batch)" in what:
+        what = "it works for one batch size only"
     return f"{what}{own[-1] if own else ''}"
 
 
@@ -110,7 +113,7 @@ def _unlifted(program: torch.export.ExportedProgram) -> tuple[fx.Graph, dict[str
         }
         if node.op == "get_attr":
             name = f"inner_{node.target}"
-            extras[name] = getattr(program.graph_module, str(node.target))
+            extras[name] = program.graph_module.get_submodule(str(node.target))
             node.target = name
         elif node.op == "placeholder" and (node.name in named or node.name in constants):
             if node.name in constants:
@@ -176,13 +179,13 @@ def _draws(node: fx.Node, extras: dict[str, Any]) -> bool:
     inner = [extras[other.target] for other in node.all_input_nodes if other.target in extras]
     graphs = [module.graph for module in inner if isinstance(module, fx.GraphModule)]
     called = [node.target, *(other.target for graph in graphs for other in graph.nodes)]
-    return any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in called)
+    return any(is_random(target) for target in called)
 
 
 def _simplify(graph: fx.Graph) -> None:
     """Remove assertions and dead code, and call Python's functions where a unit must see what they do."""
     for node in list(graph.nodes):
-        if node.op == "call_function" and _name(node.target).startswith(("_assert", "sym_constrain")):
+        if node.op == "call_function" and function_name(node.target).startswith(("_assert", "sym_constrain")):
             graph.erase_node(node)
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("call_function", "get_attr") and not mutates(node.target):
@@ -205,10 +208,6 @@ def _make_portable(module: fx.GraphModule) -> None:
             _make_portable(inner)
 
 
-def _name(target: Any) -> str:
-    return str(getattr(target, "__name__", target)).partition(".")[0]
-
-
 def with_gradients(enabled: bool, body: Callable[..., Any], *args: Any) -> Any:
     """Run an inner graph with gradients switched on or off."""
     with torch.set_grad_enabled(enabled):
@@ -220,6 +219,20 @@ def with_autocast(device: str, dtype: Any, enabled: bool, cached: bool, body: Ca
     place = next((a.device.type for a in args if isinstance(a, Tensor) and not a.is_meta), device)
     with torch.autocast(place, dtype=dtype, enabled=enabled, cache_enabled=cached):
         return body(*args)
+
+
+def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+    """Attention; inside vmap without fused kernels, which cannot be stacked, nor give the gradient of a bias."""
+    if not is_inside_vmap():
+        return F.scaled_dot_product_attention(*args, **kwargs)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def embedding(weight: Tensor, indices: Tensor, padding: int = -1, *_: Any) -> Tensor:
+    """Rows of a table, of which that of the padding gets no gradient; vmap gives it one in torch's own function."""
+    rows = F.embedding(indices, weight)
+    return rows if padding < 0 else torch.where((indices == padding).unsqueeze(-1), rows.detach(), rows)
 
 
 Replaced = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -249,8 +262,9 @@ REPLACED: dict[Any, Callable[[fx.Node], Replaced]] = {
     aten.feature_dropout.default: _channels,
     aten.alpha_dropout.default: _same(F.alpha_dropout),
     aten.feature_alpha_dropout.default: _same(F.feature_alpha_dropout),
-    aten.scaled_dot_product_attention.default: _same(F.scaled_dot_product_attention),
+    aten.scaled_dot_product_attention.default: _same(scaled_dot_product_attention),
     aten.rrelu.default: lambda node: (F.rrelu, node.args[:4], {}),
+    aten.embedding.default: _same(embedding),
     aten.rand.default: _same(torch.rand),
     aten.batch_norm.default: _batch_norm,
     higher_order.wrap_with_set_grad_enabled: _same(with_gradients),

@@ -70,20 +70,12 @@ class Traced:
     @cached_property
     def ends(self) -> list[list[str]]:
         """The modules that end with each step, the outermost first."""
-        stacks = self._stacks()
-        after = [*stacks[1:], {}]
-        return [
-            [path for call, path in own.items() if call not in then] for own, then in zip(stacks, after, strict=True)
-        ]
+        return _edges(self._stacks()[::-1])[::-1]
 
     @cached_property
     def begins(self) -> list[list[str]]:
         """The modules that begin with each step, the outermost first."""
-        stacks = self._stacks()
-        before = [{}, *stacks[:-1]]
-        return [
-            [path for call, path in own.items() if call not in then] for own, then in zip(stacks, before, strict=True)
-        ]
+        return _edges(self._stacks())
 
     def _stacks(self) -> list[dict[str, str]]:
         """Return, for each step, the path of each module call that it belongs to, by a name of the call."""
@@ -96,6 +88,21 @@ class Traced:
             value = node.meta.get("val")
             return isinstance(value, Tensor) and value.is_floating_point()
         return node in self.early and any(self.is_raw(other) for other in node.all_input_nodes)
+
+
+def _edges(stacks: list[dict[str, str]]) -> list[list[str]]:
+    """Return the modules of which each stack is the first; a list of modules, which is not called, is there once."""
+    called = {path for stack in stacks for path in stack.values()}
+    seen: set[str] = set()
+    found: list[list[str]] = []
+    before: dict[str, str] = {}
+    for stack in stacks:
+        inside = [path[:i] for path in stack.values() for i, letter in enumerate(path) if letter == "."]
+        lists = {path for path in inside if path not in called and path not in seen}
+        seen |= lists
+        found.append(sorted({*lists, *(path for call, path in stack.items() if call not in before)}, key=len))
+        before = stack
+    return found
 
 
 def blocks_of(model: nn.Module) -> frozenset[str]:

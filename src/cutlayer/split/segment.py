@@ -95,6 +95,10 @@ class Segment:
         """
         return layers(self._seeded, values, x, seed) if self._units else (x, {})
 
+    def plain(self, values: Values, x: Any) -> tuple[Any, Tensors]:
+        """Run the units without a key; only for a pass in which nothing is drawn."""
+        return self._run(values, x, _no_seed)
+
     def _seeded(self, values: Values, x: Any, seed: int | None) -> tuple[Any, Tensors]:
         if not self.draws:
             by = compiler()

@@ -14,9 +14,10 @@ from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.split.cuts import cut_number, head_number, place_of, refuse_shared, shared
 from cutlayer.split.graphs import Unit
+from cutlayer.split.proof import compare
 from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
-from cutlayer.split.units import shell, skeleton, units_of, untied
+from cutlayer.split.units import preloaded, shell, skeleton, units_of, untied
 
 
 class Split:
@@ -187,6 +188,18 @@ class Split:
         if drew:
             self._mark_hidden_draws()
         self._refuse_moving_buffers(model.buffers, buffers)
+
+    def prove(self, x: Any, y: Tensor) -> None:
+        """Compare a pass of the cut model with one of the module itself, forward and backward, and refuse a difference.
+
+        A model without a forward has nothing to compare with. Preloaded models are left out: two more passes through a
+        large base take long, and its units are what its forward runs.
+        """
+        if type(self.model).forward is nn.Module.forward or preloaded(self.model):
+            return
+        client, server = self.initial()
+        cuts = [cut for cut in (self.cut, self.head) if cut is not None]
+        compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y))
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
         """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.

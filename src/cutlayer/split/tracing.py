@@ -21,7 +21,9 @@ def traced(model: nn.Module, inputs: Collection[str] | None, places: Collection[
     required = _required(type(model).forward)
     graph = _Tracer(required if inputs is None else inputs, places).trace(model)
     graph.eliminate_dead_code(lambda node: node.target is not operator.getitem)  # drop unused items of tuples
-    return Traced(graph, by_name=len(required) > 1 if inputs is None else True)
+    reads = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    constants = {name: getattr(model, name) for name in reads if name.startswith("_tensor_constant")}
+    return Traced(graph, by_name=len(required) > 1 if inputs is None else True, extras=constants)
 
 
 class _Tracer(fx.Tracer):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from cutlayer.core.torch_private import BatchNorm, Dropout, children
+from cutlayer.split.calling import function_name
 
 # fmt: off
 _DRAWS = frozenset({
@@ -76,12 +77,13 @@ def _in_place(node: fx.Node) -> bool:
     """Return whether a call writes into a tensor that is no value of the model, such as a count of batches."""
     name = _called(node)
     written = node.args[0] if node.args else None
-    return name.endswith("_") and not name.endswith("__") and getattr(written, "op", "") != "get_attr"
+    is_value = isinstance(written, fx.Node) and written.op == "get_attr"
+    return name.endswith("_") and not name.endswith("__") and not is_value
 
 
 def _called(node: fx.Node) -> str:
     if node.op == "call_function":
-        return str(getattr(node.target, "__name__", "")).partition(".")[0]  # of add_.Tensor, add_
+        return function_name(node.target)
     return str(node.target) if node.op == "call_method" else ""
 
 
