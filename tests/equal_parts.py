@@ -55,6 +55,8 @@ def _pulled(
     """Add the gradients of the parameters, and return those of the sources."""
     known = [(a, g) for a, g in zip(ends, given, strict=True) if g is not None and a.requires_grad]
     wanted = {i: a for i, a in enumerate(sources) if a.requires_grad}
+    if not known or not (wanted or params):
+        return [None] * len(sources)
     found = torch.autograd.grad(
         [a for a, _ in known], [*wanted.values(), *params.values()], [g for _, g in known], allow_unused=True
     )
@@ -71,8 +73,8 @@ def whole_step(model: nn.Module, x: Any) -> Step:
     out = call(own, tree.map(torch.clone, x))
     params = {name: p for name, p in own.named_parameters() if p.requires_grad}
     ends = tree.tensors(out)
-    found = torch.autograd.grad(ends, list(params.values()), [weight(a) for a in ends], allow_unused=True)
-    grads = {name: g for name, g in zip(params, found, strict=True) if g is not None}
+    grads: dict[str, Tensor] = {}
+    _pulled(ends, [weight(a) for a in ends], params, [], grads)
     return Step(tree.detach(out), grads, dict(own.named_buffers()))
 
 

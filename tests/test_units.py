@@ -455,3 +455,28 @@ def test_a_forward_that_torch_export_cannot_trace_is_refused_with_the_line() -> 
         "Looks cannot be cut because torch.export cannot trace its forward (a branch depends on the values of tensors, "
         "test_units.py line "
     )
+
+
+def test_torch_export_cuts_where_torch_fx_cannot() -> None:
+    class Sized(nn.Module):
+        """A size is alive from the beginning to the end."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.shape[0]
+            return self.b(self.a(x)).view(rows, 3, 2)
+
+    torch.manual_seed(0)
+    model, x = Sized().double(), torch.randn(4, 6, dtype=torch.float64)
+    with pytest.raises(CutError) as error:
+        Split(model, "a")
+    assert str(error.value) == (
+        "Sized cannot be cut after 'a': something other than a tensor, such as a size, is needed later. "
+        "Give a batch of inputs, Split(..., sample=x): torch.export reads sizes anew."
+    )
+    split = Split(model, "a", sample=x)
+    assert split.units == ("a", "b", "view")
+    assert_every_cut_is_the_whole(split, x[:3])

@@ -188,7 +188,8 @@ def _simplify(graph: fx.Graph) -> None:
         if node.op == "call_function" and function_name(node.target).startswith(("_assert", "sym_constrain")):
             graph.erase_node(node)
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not mutates(node.target):
+        acts = mutates(node.target) or node.target in UPDATES
+        if not node.users and node.op in ("call_function", "get_attr") and not acts:
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and (replace := REPLACED.get(node.target)) is not None:
@@ -256,6 +257,7 @@ def _batch_norm(node: fx.Node) -> Replaced:
     return F.batch_norm, (x, mean, var, weight, bias, training, momentum, eps), {}
 
 
+UPDATES = (aten.batch_norm.default, aten.instance_norm.default)  # of running statistics, of which no schema tells
 REPLACED: dict[Any, Callable[[fx.Node], Replaced]] = {
     aten.dropout.default: _same(F.dropout),
     aten.dropout_.default: _in_place,

@@ -196,7 +196,8 @@ def _end_of(path: str, traced: Traced, kind: str) -> int:
         )
     if not _can_cross(found[-1], traced):
         raise CutError(
-            f"{kind} cannot be cut after {path!r}: something other than a tensor, such as a size, is needed later."
+            f"{kind} cannot be cut after {path!r}: something other than a tensor, such as a size, is needed later. "
+            "Give a batch of inputs, Split(..., sample=x): torch.export reads sizes anew."
         )
     return found[-1]
 

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
 from cutlayer.split.exported import exported
-from cutlayer.split.graphs import Traced, Unit, units_from
+from cutlayer.split.graphs import Unit, units_from
 from cutlayer.split.tracing import traced
 
 
@@ -55,18 +55,24 @@ def units_of(
         return _declared(home)
     if type(model).forward is nn.Sequential.forward:
         pieces = tuple(children(model))
-        if places:
-            return units_from(_graph(model, sample, places), home, places, pieces)
-        return _chains(home, [(name, (name,)) for name in pieces])
-    return units_from(_graph(model, sample, places), home, places)
+        if not places:
+            return _chains(home, [(name, (name,)) for name in pieces])
+        return _from_graph(model, sample, places, home, pieces)
+    return _from_graph(model, sample, places, home)
 
 
-def _graph(model: nn.Module, sample: Any, places: Collection[str]) -> Traced:
+def _from_graph(
+    model: nn.Module, sample: Any, places: Collection[str], home: nn.Module, pieces: Collection[str] | None = None
+) -> tuple[Unit, ...]:
+    """Return the units by torch.fx; or else, given a sample, by torch.export."""
     try:
-        return traced(model, tuple(sample) if isinstance(sample, dict) else None, places)
+        graph = traced(model, tuple(sample) if isinstance(sample, dict) else None, places)
+        return units_from(graph, home, places, pieces)
     except Exception as error:  # a forward may do anything with a traced value
         if sample is not None:
-            return exported(model, sample)
+            return units_from(exported(model, sample), home, places, pieces)
+        if isinstance(error, CutError):
+            raise
         raise CutError(
             f"{type(model).__name__} cannot be cut because its forward cannot be traced ({type(error).__name__}: "
             f"{error}). Give a batch of inputs, Split(..., sample=x), with which torch.export can trace more; or write "
