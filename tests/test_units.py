@@ -11,6 +11,9 @@ from equal_parts import (
     assert_a_stack_is_a_loop,
     assert_evaluation_is_that_of_the_whole,
     assert_every_cut_is_the_whole,
+    assert_steps_equal,
+    cut_step,
+    whole_step,
 )
 from split_models import Functional, Residual, sequence
 from torch import Tensor, nn
@@ -46,6 +49,11 @@ def test_a_module_at_two_places_of_a_sequence_is_two_units() -> None:
     assert split.units == ("0", "1", "2", "3", "4")
     client, server = split.initial()
     assert torch.equal(split.whole(client.joined(server), x)[0], model(x))
+    twice = nn.Linear(8, 8)
+    model = nn.Sequential(twice, act, twice, nn.Linear(8, 3)).double()
+    split = Split(model, cut=3)
+    assert split.units == ("0", "1", "2", "3")
+    assert_steps_equal(cut_step(split, x.double()), whole_step(model, x.double()))
 
 
 def test_declared_units_may_name_a_module_twice() -> None:
@@ -480,3 +488,12 @@ def test_torch_export_cuts_where_torch_fx_cannot() -> None:
     split = Split(model, "a", sample=x)
     assert split.units == ("a", "b", "view")
     assert_every_cut_is_the_whole(split, x[:3])
+
+
+def test_the_row_of_the_padding_does_not_train_on_any_engine() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 2)).double()
+    split, tokens = Split(model, 1), torch.tensor([[0, 1, 2], [0, 3, 4]])
+    assert_every_cut_is_the_whole(split, tokens)
+    assert_a_stack_is_a_loop(split, tokens)
+    assert not cut_step(split, tokens).grads["0.weight"][0].any()

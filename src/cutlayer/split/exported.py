@@ -21,6 +21,7 @@ from cutlayer.core.torch_private import is_inside_vmap, is_random, mutates
 from cutlayer.errors import CutError
 from cutlayer.split.calling import call, function_name
 from cutlayer.split.graphs import Traced, follow_device, is_size
+from cutlayer.split.padding import embedding
 
 aten, higher_order = torch.ops.aten, torch.ops.higher_order
 PREFIX = "model."  # of every name, from the class `Called`
@@ -228,12 +229,6 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
         return F.scaled_dot_product_attention(*args, **kwargs)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **kwargs)
-
-
-def embedding(weight: Tensor, indices: Tensor, padding: int = -1, *_: Any) -> Tensor:
-    """Rows of a table, of which that of the padding gets no gradient; vmap gives it one in torch's own function."""
-    rows = F.embedding(indices, weight)
-    return rows if padding < 0 else torch.where((indices == padding).unsqueeze(-1), rows.detach(), rows)
 
 
 Replaced = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

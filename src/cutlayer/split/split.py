@@ -51,7 +51,8 @@ class Split:
     ) -> None:
         self.model = untied(model) if untie else model
         self.loss = loss
-        self.sample = dict(sample) if isinstance(sample, Mapping) else sample
+        few = dict(sample) if isinstance(sample, Mapping) else sample
+        self.sample = tree.map(lambda a: a[:3], few)  # a split may travel to other processes
         self._build(())
         place = place_of(cut, self.model, self._body.units)
         if place is not None:

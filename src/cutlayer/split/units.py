@@ -16,6 +16,7 @@ from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
 from cutlayer.split.exported import exported
 from cutlayer.split.graphs import Unit, units_from
+from cutlayer.split.padding import keep_padding
 from cutlayer.split.tracing import traced
 
 
@@ -106,7 +107,9 @@ def skeleton(model: nn.Module) -> nn.Module:
         memo[id(parameter)] = parameter if name in shared else alike
     for name, buffer in model.named_buffers():
         memo[id(buffer)] = buffer if name in shared else torch.empty_like(buffer.detach(), device="meta")
-    return copy.deepcopy(model, memo)
+    structure = copy.deepcopy(model, memo)
+    keep_padding(structure)
+    return structure
 
 
 def shell(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
