@@ -110,8 +110,8 @@ class Watch:
             say(f"{self.title}: round {number}/{self.rounds}, {shown}{self.recent[-1]:.2f} s")
         self.look_at_size(training)
         # Two rounds: the one that would still begin as usual, and the last one, which leaves a checkpoint.
-        if now + 2 * MARGIN * max(self.recent) + TO_FINISH > self.deadline and number < training.rounds:
-            training.rounds = number + 1
+        if now + 2 * MARGIN * max(self.recent) + TO_FINISH > self.deadline and number < training.limits.rounds:
+            training.limits = replace(training.limits, rounds=number + 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

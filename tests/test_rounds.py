@@ -487,10 +487,21 @@ LOOKED_UP = {
     "runs/stopping.py": {
         "getattr(run, f.name)",
     },
+    "split/calling.py": {
+        "getattr(function, '__name__', '')",
+    },
+    "split/cuts.py": {
+        "getattr(model, 'units', None)",
+    },
+    "split/graphs.py": {
+        "getattr(model.get_submodule(path), name)",
+    },
+    "split/tracing.py": {
+        "getattr(model, name)",
+    },
     "split/traits.py": {
         "getattr(inspect.unwrap(type(module).forward), '__code__', None)",
         "getattr(m, 'inplace', False)",
-        "getattr(node.target, '__name__', '')",
     },
     "split/units.py": {
         "getattr(model, 'preloaded', None)",

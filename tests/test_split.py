@@ -197,8 +197,8 @@ def test_a_tied_parameter_stays_on_one_side() -> None:
     with pytest.raises(CutError) as error:
         Split(model, 1)
     assert str(error.value) == (
-        "Sequential cannot be cut here: '0.weight' is used on both sides of a cut. "
-        "Cut elsewhere, untie it or freeze it."
+        "Sequential cannot be cut here: '0.weight' is used on both sides of a cut, above it as '1.weight'. "
+        "Cut elsewhere, freeze it, or train separate copies with Split(..., untie=True)."
     )
     split, x = Split(model, 2), torch.randn(2, 3)
     client, server = split.initial()

@@ -1,16 +1,26 @@
 """Where a model can be cut, and what is said where it cannot."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from equal_parts import (
+    assert_a_stack_is_a_loop,
+    assert_evaluation_is_that_of_the_whole,
+    assert_every_cut_is_the_whole,
+    assert_steps_equal,
+    cut_step,
+    whole_step,
+)
 from split_models import Functional, Residual, sequence
 from torch import Tensor, nn
 
 from cutlayer.errors import CutError, UnknownNameError
 from cutlayer.models import build, cnn, mlp, resnet18, resnet_tiny
+from cutlayer.planning.profile import profile
 from cutlayer.split import Split
 from cutlayer.split.units import units_of
 
@@ -39,6 +49,11 @@ def test_a_module_at_two_places_of_a_sequence_is_two_units() -> None:
     assert split.units == ("0", "1", "2", "3", "4")
     client, server = split.initial()
     assert torch.equal(split.whole(client.joined(server), x)[0], model(x))
+    twice = nn.Linear(8, 8)
+    model = nn.Sequential(twice, act, twice, nn.Linear(8, 3)).double()
+    split = Split(model, cut=3)
+    assert split.units == ("0", "1", "2", "3")
+    assert_steps_equal(cut_step(split, x.double()), whole_step(model, x.double()))
 
 
 def test_declared_units_may_name_a_module_twice() -> None:
@@ -66,8 +81,11 @@ def test_a_normalisation_used_on_both_sides_of_a_cut_is_refused(kind: Callable[.
         assert Split(model, cut).units == ("0", "1", "2")
     with pytest.raises(CutError) as error:
         Split(model, 1)
-    name = "0.weight" if affine else "0.running_mean"
-    assert str(error.value).startswith(f"Sequential cannot be cut here: {name!r} is used on both sides of a cut.")
+    name = "weight" if affine else "running_mean"
+    assert str(error.value) == (
+        f"Sequential cannot be cut here: '0.{name}' is used on both sides of a cut, above it as '2.{name}'. "
+        "Cut elsewhere, freeze it, or train separate copies with Split(..., untie=True)."
+    )
     frozen = nn.Sequential(norm.eval().requires_grad_(False), nn.Linear(2, 2), norm)
     assert Split(frozen, 1).units == ("0", "1", "2")
 
@@ -107,7 +125,8 @@ def test_a_buffer_that_moves_on_both_sides_of_a_cut_is_refused(moves: bool) -> N
     with pytest.raises(CutError) as error:
         Split(model, 1).rehearse(x, y)
     assert str(error.value) == (
-        "Sequential cannot be cut here: '0.mean' is used on both sides of a cut. Cut elsewhere, untie it or freeze it."
+        "Sequential cannot be cut here: '0.mean' is used on both sides of a cut, above it as '2.mean'. Cut elsewhere, "
+        "freeze it, or train separate copies with Split(..., untie=True)."
     )
 
 
@@ -214,7 +233,8 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason() -> None:
         Split(Branching(), 0)
     assert str(error.value) == (
         "Branching cannot be cut because its forward cannot be traced (TraceError: symbolically traced variables "
-        "cannot be used as inputs to control flow). Write it as nn.Sequential or give it a units() method."
+        "cannot be used as inputs to control flow). Give a batch of inputs, Split(..., sample=x), with which "
+        "torch.export can trace more; or write it as nn.Sequential, or give it a units() method."
     )
 
 
@@ -269,3 +289,231 @@ def test_a_convolution_before_batch_norm_has_no_bias() -> None:
     biases = [name for name, _ in build("cnn", norm="batch").named_parameters() if name.endswith("0.bias")]
     assert biases == []
     assert "conv1.0.bias" in dict(build("cnn").named_parameters())
+
+
+class Masked(nn.Module):
+    """Blocks that read a mask beside the hidden state; a skip connection goes over all of them."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.norm(x + self.inner(x) * mask.unsqueeze(-1))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(self.Layer() for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens > 0
+        first = x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.out((x + first).mean(1))
+
+
+def test_blocks_end_units_where_several_tensors_cross() -> None:
+    torch.manual_seed(0)
+    split, tokens = Split(Masked().double(), "blocks.1"), torch.randint(0, 9, (4, 5))
+    assert split.units == ("blocks.0", "blocks.1", "blocks.2", "add_3", "mean", "out")
+    z, _ = split.lower(split.initial()[0], tokens)
+    assert {name: (tuple(a.shape), a.dtype) for name, a in z.items()} == {
+        "gt": ((4, 5), torch.bool),
+        "embed": ((4, 5, 6), torch.float64),
+        "hidden": ((4, 5, 6), torch.float64),
+    }
+    assert_every_cut_is_the_whole(split, tokens, 1e-12)  # the embedding has three consumers
+    assert_a_stack_is_a_loop(split, tokens)
+
+
+def test_a_cut_is_the_path_of_any_module() -> None:
+    torch.manual_seed(0)
+    split, tokens = Split(Masked().double(), "embed"), torch.randint(0, 9, (4, 5))
+    assert (split.cut, split.units[:2]) == (1, ("embed", "blocks.0"))
+    inside = split.with_cut("blocks.1.inner")
+    assert (inside.cut, inside.units[:4]) == (3, ("embed", "blocks.0", "blocks.1.inner", "blocks.1"))
+    assert_every_cut_is_the_whole(inside, tokens, 1e-12)
+    again = pickle.loads(pickle.dumps(inside))
+    assert (again.cut, again.units) == (inside.cut, inside.units)
+    for name, number in {"blocks": 3, "blocks.2.norm": 3, "blocks.0": 1, "out": 6}.items():
+        assert Split(Masked(), name).cut == number
+
+
+def test_the_stages_of_a_resnet_are_cuts() -> None:
+    assert Split(resnet18(width=2), "layer2").cut == Split(resnet18(width=2), "layer2.1").cut == 5
+    assert Split(resnet18(width=2), 1, head="layer4").head == 7
+
+
+def test_the_layers_of_torchs_transformer_are_cuts() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+            self.encoder = nn.TransformerEncoder(layer, 3, norm=nn.LayerNorm(4), enable_nested_tensor=False)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.out(self.encoder(self.embed(tokens))[:, 0])
+
+    tokens, model = torch.randint(0, 9, (4, 5)), Reader().double()
+    assert Split(model, 1).units == ("embed", "encoder", "encoder_1", "out")  # as long as nobody asks for more
+    split = Split(model, "encoder.layers.1")
+    assert (split.cut, split.units[:3]) == (3, ("embed", "encoder.layers.0", "encoder.layers.1"))
+    assert_every_cut_is_the_whole(split, tokens)
+    assert_evaluation_is_that_of_the_whole(split, tokens)
+    chain = Split(nn.Sequential(model.embed, model.encoder, nn.Flatten(), nn.Linear(20, 3).double()), "1.layers.0")
+    assert chain.units == ("0", "1.layers.0", "1", "2", "3")
+    assert_every_cut_is_the_whole(chain, tokens)
+
+
+def test_a_sequence_inside_a_sequence_is_cut_where_asked() -> None:
+    def nested() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.Linear(4, 2)
+        ).double()
+
+    assert Split(nested(), 1).units == ("0", "1")
+    split = Split(nested(), "0.1")
+    assert (split.cut, split.units) == (1, ("0.1", "0", "1"))
+    assert_every_cut_is_the_whole(split, torch.randn(4, 3, dtype=torch.float64))
+
+
+def test_tied_parameters_are_untied_on_request() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    model[3].weight, twice = model[0].weight, nn.Linear(3, 3).double()
+    shared = nn.Sequential(twice, nn.ReLU(), twice)
+    for given in (model, shared):
+        with pytest.raises(CutError, match="untie=True"):
+            Split(given, 1)
+        split = Split(given, 1, untie=True)
+        client, server = split.initial()
+        assert len(split.export(client.joined(server))) == len(given.state_dict()) == len(client.params | server.params)
+        assert_every_cut_is_the_whole(split, torch.randn(2, 3, dtype=torch.float64))
+    assert model[3].weight is model[0].weight and shared[0] is shared[2]
+
+
+def test_a_layer_that_runs_twice_cannot_be_cut_in_between() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.out = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.body(self.body(x)))
+
+    with pytest.raises(CutError) as error:
+        Split(Twice(), 2)
+    assert str(error.value) == (
+        "Twice cannot be cut here: 'body.0.weight' is used on both sides of a cut, since several layers share it. "
+        "Cut elsewhere or freeze it."
+    )
+    assert Split(Twice(), 4).units == ("body.0", "body.1", "body.0_1", "body.1_1", "out")
+
+
+def test_a_long_list_of_cuts_is_shortened() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
+    with pytest.raises(CutError) as error:
+        Split(model, "4O")
+    assert str(error.value) == (
+        "Sequential has no unit '4O' to cut after; did you mean '4'? It has 1 '0', 2 '1', 3 '2', 4 '3', 5 '4', 6 '5', "
+        "7 '6', 8 '7', ... (24 more), 33 '32', 34 '33', 35 '34', 36 '35', 37 '36', 38 '37', 39 '38', 40 '39'."
+    )
+
+
+class Branching(nn.Module):
+    """Its forward looks at shapes, which torch.fx cannot follow, and gives several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> dict[str, Tensor]:
+        self.seen.add_(1)
+        h = self.norm(self.a(x)) if x.shape[1] == 6 else x
+        if scale is not None:
+            h = h * scale.unsqueeze(1)
+        kept = self.drop(h)
+        return {"out": self.b(kept), "inside": h}
+
+
+def test_a_sample_lets_torch_export_trace() -> None:
+    torch.manual_seed(0)
+    model = Branching().double()
+    model.drop.p = 0.0
+    x = {"x": torch.randn(4, 6, dtype=torch.float64), "scale": torch.rand(4, dtype=torch.float64)}
+    with pytest.raises(CutError, match=r"cannot be traced \(TraceError.*Split\(\.\.\., sample=x\)"):
+        Split(model, 1)
+    split = Split(model, "norm", sample=x)
+    assert split.units == ("norm", "drop", "b")  # none after `a`, where an input would cross
+    assert split.normalises_at("client") and not split.normalises_at("server") and not split.random
+    assert_every_cut_is_the_whole(split, x)
+    assert_evaluation_is_that_of_the_whole(split, x)
+    assert_a_stack_is_a_loop(split, x)
+    assert float(model.seen) == 0.0 and int(model.norm.num_batches_tracked) == 0
+
+
+def test_an_exported_model_draws_follows_the_key_and_has_costs() -> None:
+    torch.manual_seed(0)
+    x = {"x": torch.randn(4, 6), "scale": torch.rand(4)}
+    split = Split(Branching(), "norm", sample=x)
+    assert split.needs_key and split.random is None
+    client, server = split.initial()
+    out, _ = split.upper(server, split.lower(client, x, 3)[0], 3)
+    assert torch.equal(split.upper(server, split.lower(client, x, 3)[0], 3)[0]["out"], out["out"])
+    assert not torch.equal(split.upper(server, split.lower(client, x, 4)[0], 4)[0]["out"], out["out"])
+    rows = profile(split, x).rows
+    assert [(row.name, row.macs) for row in rows] == [("norm", 36), ("drop", 0), ("b", 18)]
+
+
+def test_a_forward_that_torch_export_cannot_trace_is_refused_with_the_line() -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CutError) as error:
+        Split(Looks(), 0, sample=torch.randn(2, 2))
+    assert str(error.value).startswith(
+        "Looks cannot be cut because torch.export cannot trace its forward (a branch depends on the values of tensors, "
+        "test_units.py line "
+    )
+
+
+def test_torch_export_cuts_where_torch_fx_cannot() -> None:
+    class Sized(nn.Module):
+        """A size is alive from the beginning to the end."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.shape[0]
+            return self.b(self.a(x)).view(rows, 3, 2)
+
+    torch.manual_seed(0)
+    model, x = Sized().double(), torch.randn(4, 6, dtype=torch.float64)
+    with pytest.raises(CutError) as error:
+        Split(model, "a")
+    assert str(error.value) == (
+        "Sized cannot be cut after 'a': something other than a tensor, such as a size, is needed later. "
+        "Give a batch of inputs, Split(..., sample=x): torch.export reads sizes anew."
+    )
+    split = Split(model, "a", sample=x)
+    assert split.units == ("a", "b", "view")
+    assert_every_cut_is_the_whole(split, x[:3])
+
+
+def test_the_row_of_the_padding_does_not_train_on_any_engine() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 2)).double()
+    split, tokens = Split(model, 1), torch.tensor([[0, 1, 2], [0, 3, 4]])
+    assert_every_cut_is_the_whole(split, tokens)
+    assert_a_stack_is_a_loop(split, tokens)
+    assert not cut_step(split, tokens).grads["0.weight"][0].any()

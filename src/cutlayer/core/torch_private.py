@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._C._profiler import _EventType
+from torch._ops import OpOverload
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -32,6 +33,16 @@ def is_inside_vmap() -> bool:
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's sub-modules, including a second use of one, which `named_children` leaves out."""
     return module._modules
+
+
+def mutates(target: Any) -> bool:
+    """Return whether an operator of an exported graph writes into an argument, which only its schema says."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def is_random(target: Any) -> bool:
+    """Return whether an operator of an exported graph draws random numbers, as its tags say."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def tensor_homes(module: nn.Module) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]:

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer.core import tree
 from cutlayer.split import Split
-from cutlayer.split.units import Unit, skeleton, units_of
+from cutlayer.split.graphs import Unit
+from cutlayer.split.units import skeleton, units_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +87,12 @@ def profile(
     `optimiser_slots` is the number of values that the optimiser keeps a parameter: 0 for plain SGD, 1 with momentum, 2
     for Adam.
     """
-    structure = skeleton(model.model if isinstance(model, Split) else model).eval()
-    x = _one_sample(structure, sample)
+    module = model.model if isinstance(model, Split) else model
+    x = _one_sample(module, sample)
     size = sum(a.numel() for a in tree.tensors(x))
     rows = []
     counted: set[int] = set()
-    for unit in units_of(structure):
+    for unit in model.bare_units() if isinstance(model, Split) else units_of(skeleton(module).eval()):
         row, x = _measure(unit, x, optimiser_slots, counted)
         rows.append(row)
     return Profile(rows=tuple(rows), input=size)
@@ -120,9 +121,9 @@ def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tup
     return row, tree.map(lambda a: a.detach().requires_grad_(a.requires_grad), out)
 
 
-def _one_sample(structure: nn.Module, sample: Tensor | Mapping[str, Tensor] | tuple[int, ...]) -> Any:
+def _one_sample(model: nn.Module, sample: Tensor | Mapping[str, Tensor] | tuple[int, ...]) -> Any:
     if isinstance(sample, tuple):
-        dtype = next((p.dtype for p in structure.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
         return torch.empty(1, *sample, dtype=dtype, device="meta")
     return tree.map(lambda a: a[:1].to("meta"), dict(sample) if isinstance(sample, Mapping) else sample)
 

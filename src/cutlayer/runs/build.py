@@ -196,7 +196,8 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
         load_weights(net, located(run.weights, root), fresh=run.fresh)
     if run.freeze_norms:
         freeze_norms(net)
-    return Split(net.to(run.device), run.cut, head=run.head, loss=registry.find("loss", LOSSES, loss))
+    few = data.take(range(min(2, len(data)))).to(run.device)
+    return Split(net.to(run.device), run.cut, head=run.head, loss=registry.find("loss", LOSSES, loss), sample=few.x)
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:

@@ -89,7 +89,7 @@ def _check_per_round(per_round: int | None, num_clients: int, fewest: int) -> No
 
 
 def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
-    """Run the smallest batch that can occur through the model."""
+    """Run the smallest batch that can occur through the model, and compare its parts with the whole."""
     needs, size = needs_of(plan.method), plan.batching.size
     sizes = needs.batch_sizes(ids[-(plan.per_round or len(ids)) :], size)
     few = plan.like.take(range(min(2, size, needs.smallest_batch or 2, *sizes.values())))
@@ -99,6 +99,7 @@ def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
                 raise ConfigError("augment changes images, but the inputs of these data are none; leave it out")
             plan.augment(tree.map(lambda a: a[None], few.x), [0])
         plan.method.model.rehearse(few.x, few.y, few.num_classes)
+    plan.method.model.prove(few.x, few.y)
 
 
 def _warn(plan: RunPlan) -> None:

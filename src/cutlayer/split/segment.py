@@ -15,8 +15,9 @@ from cutlayer.core.state import Model, Tensors
 from cutlayer.core.torch_private import BatchNorm, NormBase, foreach_add, tensor_homes
 from cutlayer.errors import ConfigError
 from cutlayer.split.drawing import drawing
+from cutlayer.split.graphs import Unit
 from cutlayer.split.traits import draws_by_key, draws_otherwise, normalises, writes
-from cutlayer.split.units import Chain, Unit, preloaded, units_of
+from cutlayer.split.units import Chain, preloaded
 
 
 class Values(Protocol):
@@ -46,12 +47,13 @@ class Body:
     Segments of one body share modules, so a lock lets one of them run at a time.
     """
 
-    def __init__(self, structure: nn.Module) -> None:
+    def __init__(self, structure: nn.Module, units: tuple[Unit, ...]) -> None:
         self.structure = structure
-        self.units: tuple[Unit, ...] = units_of(structure)
+        self.units = units
         named = [*structure.named_parameters(), *structure.named_buffers()]
         constant = preloaded(structure)  # these stay in the structure
         self.names = {id(tensor): name for name, tensor in named if name not in constant}  # tied: the first name
+        self.owners = {id(tensor): m for m in structure.modules() for _, held in tensor_homes(m) for _, tensor in held}
         self.lock = Lock()
         # What a rehearsal has found: whether some segment draws by key, and what else draws random numbers.
         self.draws_by_key = False
@@ -79,7 +81,7 @@ class Segment:
         self._draws_otherwise = next(filter(None, (draws_otherwise(unit.module) for unit in units)), None)
         self._writes = any(writes(unit.module) for unit in units)
         # The buffers that normalisation layers update in training: running statistics, and a count of batches.
-        moved = [s for s in self._buffers if isinstance(s.module, NormBase) and s.module.training]
+        moved = [s for s in self._buffers if _moves(body.owners[id(s.empty)])]
         self.statistics = _names(moved)
         self._counters = frozenset(s.name for s in moved if s.place == "num_batches_tracked" and _only_counts(s.module))
         self._found_times: dict[tuple[torch.Size, ...], list[int]] = {}
@@ -104,6 +106,10 @@ class Segment:
         What a unit draws depends on the key and on the unit's own number, so the cut does not change it.
         """
         return layers(self._keyed, values, x, key) if self._units else (x, {})
+
+    def plain(self, values: Values, x: Any) -> tuple[Any, Tensors]:
+        """Run the units without a key; only for a pass in which nothing is drawn."""
+        return self._run(values, x, None)
 
     def _keyed(self, values: Values, x: Any, key: Key | None) -> tuple[Any, Tensors]:
         if not self.needs_key:
@@ -165,6 +171,10 @@ class Segment:
 
 def _names(slots: Sequence[Slot]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(slot.name for slot in slots))
+
+
+def _moves(owner: nn.Module) -> bool:
+    return isinstance(owner, NormBase) and owner.training
 
 
 def _only_counts(norm: nn.Module) -> bool:

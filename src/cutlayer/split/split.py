@@ -1,8 +1,7 @@
 """Split: a model cut into a client's part and a server's part, as pure functions of their values."""
 
 import functools
-from collections.abc import Callable
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,19 +13,32 @@ from cutlayer.core import tree
 from cutlayer.core.masks import Key
 from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError, CutError
+from cutlayer.split.cuts import cut_number, head_number, place_of, refuse_shared, shared
 from cutlayer.split.drawing import first_draw
+from cutlayer.split.graphs import Unit
+from cutlayer.split.proof import compare
 from cutlayer.split.rehearsal import check_classes, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
-from cutlayer.split.units import skeleton
+from cutlayer.split.units import preloaded, shell, skeleton, units_of, untied
 
 
 class Split:
     """A model whose first `cut` units run at the client and the rest at the server.
 
     With a `head`, the units from there on run at the client again (the U-shape). A cut is the number of units below it
-    or the name of the last of them; a head is the number or the name of its first unit. The given module is never
-    changed: training uses pure functions of values, by their names in its state dict. A sub-module that was put in eval
-    mode before the split (such as a frozen normalisation layer) stays in eval mode during training.
+    or the name of the last of them; a head is the number or the name of its first unit. Either may be the path of a
+    module: a cut after its end, a head from its beginning. The given module is never changed: training uses pure
+    functions of values, by their names in its state dict. A sub-module that was put in eval mode before the split (such
+    as a frozen normalisation layer) stays in eval mode during training.
+
+    Args:
+        model: its units are the children of an `nn.Sequential`, what its `units()` method lists, or what its traced
+            forward shows.
+        cut: where the client's part ends.
+        head: where the client's part begins again.
+        loss: the mean loss of a batch, of (outputs, targets).
+        sample: a batch of inputs like those of the data; with it torch.export traces models that torch.fx cannot.
+        untie: train separate copies of parameters that have several names. Tied ones cannot be on both sides of a cut.
     """
 
     def __init__(
@@ -36,20 +48,41 @@ class Split:
         *,
         head: int | str | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        sample: Any = None,
+        untie: bool = False,
     ) -> None:
-        self.model = model
+        self.model = untied(model) if untie else model
         self.loss = loss
-        self._body = Body(skeleton(model))
+        few = dict(sample) if isinstance(sample, Mapping) else sample
+        self.sample = tree.map(lambda a: a[:3], few)  # a split may travel to other processes
+        self._build(())
+        place = place_of(cut, self.model, self._body.units)
+        if place is not None:
+            self._build((place,))
+        self._place(cut, head)
+
+    def _build(self, places: tuple[str, ...]) -> None:
+        """Find the units, of which one ends after each of these modules."""
+        self._places = places
+        self._body = self._bare(shell(self.model))
         self.units = tuple(unit.name for unit in self._body.units)
         self.num_units = len(self.units)
-        evaluated = Body(skeleton(model).eval())
+        evaluated = self._bare(shell(self.model).eval())
         self._evaluated = evaluated.segment(0, len(evaluated.units))
-        self._place(cut, head)
+
+    def _bare(self, model: nn.Module) -> Body:
+        """Return the structure of a model in its mode."""
+        structure = skeleton(model)
+        return Body(structure, units_of(model, sample=self.sample, places=self._places, onto=structure))
+
+    def bare_units(self) -> tuple[Unit, ...]:
+        """Return the units in eval mode, without values and without a part in any other use of the model."""
+        return self._bare(shell(self.model).eval()).units
 
     def _place(self, cut: int | str, head: int | str | None) -> None:
         kind = type(self.model).__name__
-        self.cut = _cut_number(cut, self.units, kind)
-        self.head = None if head is None else _head_number(head, self.cut, self.units, kind)
+        self.cut = cut_number(cut, self._body.units, kind)
+        self.head = None if head is None else head_number(head, self.cut, self._body.units, kind)
         self.u_shaped = self.head is not None
         end = self.num_units if self.head is None else self.head
         self._lower = self._body.segment(0, self.cut)
@@ -58,12 +91,15 @@ class Split:
         ends = {"lower": (0, self.cut), "upper": (self.cut, end), "top": (end, self.num_units)}
         self._evaluated_parts = {name: self._evaluated.body.segment(*at) for name, at in ends.items()}
         self._others: dict[tuple[int, int | None], Split] = {}
-        _refuse_shared((self._lower, self._upper, self._top), kind)
+        refuse_shared((self._lower, self._upper, self._top), self.model)
 
     def with_cut(self, cut: int | str, head: int | str | None = None) -> "Split":
         """Return the same model with another cut and head."""
         other = object.__new__(Split)
         other.__dict__.update(self.__dict__)
+        place = place_of(cut, self.model, self._body.units)
+        if place is not None:
+            other._build((*self._places, place))
         other._place(cut, head)
         return other
 
@@ -91,7 +127,7 @@ class Split:
 
     def __reduce__(self) -> tuple[Any, ...]:
         hidden = self._body.draws_by_key, self._body.draws_otherwise
-        return _rebuilt, (self.model, self.cut, self.head, self.loss, hidden)
+        return _rebuilt, (self.model, self.cut, self.head, self.loss, self.sample, self._places, hidden)
 
     def initial(self) -> tuple[Model, Model]:
         """Return the client's and the server's values, copied from the module's current ones."""
@@ -164,6 +200,18 @@ class Split:
             raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
         self._refuse_moving_buffers(model.buffers, buffers)
 
+    def prove(self, x: Any, y: Tensor) -> None:
+        """Compare a pass of the cut model with one of the module itself, forward and backward, and refuse a difference.
+
+        A model without a forward has nothing to compare with. Preloaded models are left out: two more passes through a
+        large base take long, and its units are what its forward runs.
+        """
+        if type(self.model).forward is nn.Module.forward or preloaded(self.model):
+            return
+        client, server = self.initial()
+        cuts = [cut for cut in (self.cut, self.head) if cut is not None]
+        compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y))
+
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
         """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.
 
@@ -173,7 +221,7 @@ class Split:
         for name in sorted({name for name in names if names.count(name) > 1}):
             old, new = before[name], after[name]
             if bool(((old != new) & (new == new)).any()):  # NaN differs from itself but has not changed
-                raise _shared(name, type(self.model).__name__)
+                raise shared(name, self.model)
 
     @property
     def needs_key(self) -> bool:
@@ -215,9 +263,14 @@ def _rebuilt(
     cut: int,
     head: int | None,
     loss: Callable[[Tensor, Tensor], Tensor],
+    sample: Any,
+    places: tuple[str, ...],
     hidden_draws: tuple[bool, str | None],
 ) -> Split:
-    split = Split(model, cut, head=head, loss=loss)
+    split = object.__new__(Split)
+    split.model, split.loss, split.sample = model, loss, sample
+    split._build(places)
+    split._place(cut, head)
     split._mark_hidden_draws(*hidden_draws)
     return split
 
@@ -232,58 +285,3 @@ def _copied(values: Tensors, *segments: Segment) -> Model:
 
     models = [Model(copies(s.params), copies(s.frozen), copies(s.buffers)) for s in segments]
     return functools.reduce(Model.joined, models)
-
-
-def _refuse_shared(segments: tuple[Segment, ...], kind: str) -> None:
-    """Refuse trained values and running statistics on both sides: they would drift apart. Frozen values may be."""
-    seen: set[str] = set()
-    for segment in segments:
-        own = segment.params + segment.statistics
-        for name in own:
-            if name in seen:
-                raise _shared(name, kind)
-        seen.update(own)
-
-
-def _shared(name: str, kind: str) -> CutError:
-    return CutError(
-        f"{kind} cannot be cut here: {name!r} is used on both sides of a cut. Cut elsewhere, untie it or freeze it."
-    )
-
-
-def _cut_number(cut: int | str, units: tuple[str, ...], kind: str) -> int:
-    cuts = ", ".join(f"{i} {name!r}" for i, name in enumerate(units, start=1))
-    if isinstance(cut, str):
-        if cut in units:
-            return units.index(cut) + 1
-        raise CutError(f"{kind} has no unit {cut!r} to cut after{_near(cut, units)} It has {cuts}.")
-    _refuse_other_than_int("cut", cut)
-    if not 0 <= cut <= len(units):
-        raise CutError(
-            f"cut {cut} is out of range: {kind} has {len(units)} units, so cuts go from 0 to {len(units)}: {cuts}."
-        )
-    return cut
-
-
-def _head_number(head: int | str, cut: int, units: tuple[str, ...], kind: str) -> int:
-    starts = ", ".join(f"{i} {name!r}" for i, name in enumerate(units) if i >= cut)
-    if isinstance(head, str):
-        if head not in units:
-            raise CutError(f"{kind} has no unit {head!r} to start the head{_near(head, units)} It may be {starts}.")
-        head = units.index(head)
-    _refuse_other_than_int("head", head)
-    if not cut <= head <= len(units):
-        raise CutError(
-            f"head {head} is out of range: above cut {cut} of {kind}, heads start from {cut} to {len(units)}: {starts}."
-        )
-    return head
-
-
-def _refuse_other_than_int(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CutError(f"{what} {value!r} is neither a number of units nor the name of one; give an int or a str")
-
-
-def _near(name: str, units: tuple[str, ...]) -> str:
-    near = get_close_matches(name, units, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else "."

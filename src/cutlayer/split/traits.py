@@ -4,12 +4,15 @@ import inspect
 from collections.abc import Iterator, Set
 from typing import Any
 
+import torch.nn.functional as F
 from torch import fx, nn
 
 from cutlayer.core import masks
 from cutlayer.core.torch_private import BatchNorm, Dropout, children
+from cutlayer.split.calling import function_name
 
 BY_KEY = masks.NAMES
+ATTENTION = "scaled_dot_product_attention"
 # fmt: off
 OTHERWISE = frozenset({
     "gumbel_softmax", "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "exponential_",
@@ -35,7 +38,7 @@ def draws_otherwise(module: nn.Module) -> str | None:
 
 def normalises(module: nn.Module) -> bool:
     """Return whether a module, in its current mode, uses batch statistics."""
-    return any(isinstance(m, BatchNorm) and m.training for m in module.modules())
+    return any((isinstance(m, BatchNorm) and m.training) or _graph_normalises(m) for m in module.modules())
 
 
 def writes(module: nn.Module) -> bool:
@@ -61,27 +64,45 @@ def _functions(module: nn.Module, random: Set[str]) -> Iterator[str]:
     if code is None or not module.training or type(module).__module__.startswith("torch."):
         return
     mentioned = set(code.co_names) - set(children(module)) - set(vars(module))  # self.dropout is checked by itself
-    attention = "scaled_dot_product_attention"
     drops_nothing = not any("dropout_p" in c for c in code.co_consts if isinstance(c, tuple))
-    yield from sorted(mentioned & random - ({attention} if drops_nothing else set()))
+    yield from sorted(mentioned & random - ({ATTENTION} if drops_nothing else set()))
 
 
 def _draws(node: fx.Node, module: nn.Module) -> bool:
     """Return whether a call of a random function draws with the arguments that a graph gives it."""
-    given = node.normalized_arguments(module, normalize_to_only_use_kwargs=True)
-    arguments: dict[str, Any] = dict(node.kwargs) if given is None else given.kwargs
+    arguments = _arguments(node, module)
     training = arguments.get("training", arguments.get("train"))
-    return training is not False and arguments.get("p") != 0 and arguments.get("dropout_p") != 0
+    if _called(node) == ATTENTION:
+        return bool(arguments.get("dropout_p"))
+    return training is not False and arguments.get("p") != 0
+
+
+def _arguments(node: fx.Node, module: nn.Module) -> dict[str, Any]:
+    """Return the arguments of a call by name; only keyword arguments if the function has no signature."""
+    given = node.normalized_arguments(module, normalize_to_only_use_kwargs=True)
+    return dict(node.kwargs) if given is None else given.kwargs
+
+
+def _graph_normalises(module: nn.Module) -> bool:
+    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+    return any(node.target is F.batch_norm and _arguments(node, module).get("training") for node in nodes)
 
 
 def _graph_writes(module: nn.Module) -> bool:
-    if not isinstance(module, fx.GraphModule):
-        return False
-    return any(node.kwargs.get("inplace") or _called(node).endswith("_") for node in module.graph.nodes)
+    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+    return any(node.kwargs.get("inplace") or _in_place(node) for node in nodes)
+
+
+def _in_place(node: fx.Node) -> bool:
+    """Return whether a call writes into a tensor that is no value of the model, such as a count of batches."""
+    name = _called(node)
+    written = node.args[0] if node.args else None
+    is_value = isinstance(written, fx.Node) and written.op == "get_attr"
+    return name.endswith("_") and not name.endswith("__") and not is_value
 
 
 def _called(node: fx.Node) -> str:
     """Return the name of the function that a node calls, without the overload of an operator such as aten's."""
     if node.op == "call_function":
-        return str(getattr(node.target, "__name__", "")).split(".")[0]
+        return function_name(node.target)
     return str(node.target) if node.op == "call_method" else ""

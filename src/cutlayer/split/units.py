@@ -1,26 +1,23 @@
 """Units: the pieces between which a model can be cut.
 
 They come from the model's `units()` method; from an `nn.Sequential`, in which every child is a unit; or else from the
-traced graph.
+graph of its forward, by torch.fx or, given a sample, by torch.export.
 """
 
 import copy
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
+from cutlayer.split.exported import exported
+from cutlayer.split.graphs import Unit, units_from
+from cutlayer.split.padding import keep_padding
 from cutlayer.split.tracing import traced
-
-
-class Unit(NamedTuple):
-    """A piece of a model: it takes the previous unit's output, and its tensors have their names in the whole model."""
-
-    name: str
-    module: nn.Module
 
 
 class Chain(nn.Module):
@@ -44,13 +41,44 @@ class Chain(nn.Module):
         return x
 
 
-def units_of(model: nn.Module) -> tuple[Unit, ...]:
-    """Return the units of a model in the order in which they run."""
+def units_of(
+    model: nn.Module, *, sample: Any = None, places: Collection[str] = (), onto: nn.Module | None = None
+) -> tuple[Unit, ...]:
+    """Return the units of a model in the order in which they run.
+
+    Args:
+        sample: inputs, by which torch.export traces what torch.fx cannot; of a dict, the keys name the inputs.
+        places: paths of modules after which a unit must end, besides those after which one ends anyway.
+        onto: a module of the same structure, whose values the units hold instead of the model's.
+    """
+    home = model if onto is None else onto
     if callable(getattr(model, "units", None)):
-        return _declared(model)
+        return _declared(home)
     if type(model).forward is nn.Sequential.forward:
-        return tuple(Unit(name, Chain(model, (name,))) for name in children(model))
-    return tuple(Unit(name, module) for name, module in traced(model))
+        pieces = tuple(children(model))
+        if not places:
+            return _chains(home, [(name, (name,)) for name in pieces])
+        return _from_graph(model, sample, places, home, pieces)
+    return _from_graph(model, sample, places, home)
+
+
+def _from_graph(
+    model: nn.Module, sample: Any, places: Collection[str], home: nn.Module, pieces: Collection[str] | None = None
+) -> tuple[Unit, ...]:
+    """Return the units by torch.fx; or else, given a sample, by torch.export."""
+    try:
+        graph = traced(model, tuple(sample) if isinstance(sample, dict) else None, places)
+        return units_from(graph, home, places, pieces)
+    except Exception as error:  # a forward may do anything with a traced value
+        if sample is not None:
+            return units_from(exported(model, sample), home, places, pieces)
+        if isinstance(error, CutError):
+            raise
+        raise CutError(
+            f"{type(model).__name__} cannot be cut because its forward cannot be traced ({type(error).__name__}: "
+            f"{error}). Give a batch of inputs, Split(..., sample=x), with which torch.export can trace more; or write "
+            "it as nn.Sequential, or give it a units() method."
+        ) from error
 
 
 def preloaded(model: nn.Module) -> frozenset[str]:
@@ -79,7 +107,34 @@ def skeleton(model: nn.Module) -> nn.Module:
         memo[id(parameter)] = parameter if name in shared else alike
     for name, buffer in model.named_buffers():
         memo[id(buffer)] = buffer if name in shared else torch.empty_like(buffer.detach(), device="meta")
-    return copy.deepcopy(model, memo)
+    structure = copy.deepcopy(model, memo)
+    keep_padding(structure)
+    return structure
+
+
+def shell(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """Return a copy of a model that shares its tensors: its mode can change while the given module does not."""
+    shared: list[Tensor] = [*model.parameters(), *([] if own_buffers else model.buffers())]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+def untied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in which every path has a module and parameters of its own; the values are equal."""
+    model = copy.deepcopy(model)
+    seen: set[int] = set()
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        parent, _, name = path.rpartition(".")
+        if id(module) in seen:
+            module = copy.deepcopy(module)
+            setattr(model.get_submodule(parent), name, module)
+        seen.add(id(module))
+    for path, parameter in list(model.named_parameters(remove_duplicate=False)):
+        parent, _, name = path.rpartition(".")
+        if id(parameter) in seen:
+            own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+            setattr(model.get_submodule(parent), name, own)
+        seen.add(id(parameter))
+    return model
 
 
 def _declared(model: nn.Module) -> tuple[Unit, ...]:
@@ -90,9 +145,27 @@ def _declared(model: nn.Module) -> tuple[Unit, ...]:
         for path in paths:
             if path not in modules:
                 raise CutError(f"unit {name!r} of {kind} names the sub-module {path!r}, which the model does not have.")
-    units = tuple(Unit(name, Chain(model, paths)) for name, paths in listed)
+    units = _chains(model, listed)
     covered = {id(p) for unit in units for p in unit.module.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) not in covered:
             raise CutError(f"{name!r} is in none of the units of {kind}: add its sub-module to one in units().")
     return units
+
+
+def _chains(model: nn.Module, listed: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[Unit, ...]:
+    """Return a unit for each list of paths."""
+    firsts, lasts = ([paths[i] if paths else "" for _, paths in listed] for i in (0, -1))
+    return tuple(
+        Unit(name, Chain(model, paths), _around(first, before), _around(last, after))
+        for (name, paths), first, last, before, after in zip(
+            listed, firsts, lasts, ["", *lasts[:-1]], [*firsts[1:], ""], strict=True
+        )
+    )
+
+
+def _around(path: str, other: str) -> tuple[str, ...]:
+    """Return the modules that contain a path, itself included, but do not contain the other; the outermost first."""
+    parts = path.split(".")
+    every = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return tuple(each for each in every if each and not f"{other}.".startswith(f"{each}."))

@@ -27,7 +27,6 @@ from cutlayer.pieces.client import SplitClient
 from cutlayer.pieces.hybrid import HybridClient
 from cutlayer.pieces.zeroth import ZerothClient
 from cutlayer.split import Split
-from cutlayer.split.units import units_of
 
 KEY = 0  # for the model's random layers and for the directions
 
@@ -98,7 +97,7 @@ def client_memory(
 
 def _weights(split: Split, stop: int) -> int:
     """Return the bytes of all values of the first units; tied values count once."""
-    modules = [unit.module for unit in units_of(split.model)[:stop]]
+    modules = [unit.module for unit in split.bare_units()[:stop]]
     found = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
     return tree.num_bytes(tuple(found.values()))
 

@@ -1,0 +1,184 @@
+"""The proof before a training: the cut model computes what the module itself computes, on a few samples.
+
+Both run forward and backward in training mode, with random layers switched off.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.core import tree
+from cutlayer.core.state import Model, Tensors
+from cutlayer.errors import CutError
+from cutlayer.split.calling import call, main_output
+from cutlayer.split.graphs import Unit
+from cutlayer.split.quiet import Quiet
+from cutlayer.split.segment import Body
+from cutlayer.split.units import shell
+
+log = logging.getLogger("cutlayer")
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest element; others: 0.05
+Loss = Callable[[Any], Tensor]
+
+
+class Pass(NamedTuple):
+    """What a forward and backward pass gives; `inside`: the main output of each unit that has one."""
+
+    out: Any
+    grads: Tensors
+    buffers: Tensors
+    inside: Mapping[str, Tensor]
+
+
+class Mismatch(NamedTuple):
+    """What differs, by how much, and where it may come from."""
+
+    what: str
+    size: float
+    names: tuple[str, ...]
+
+
+def compare(model: nn.Module, body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss) -> None:
+    """Raise an error that names the first unit which differs from the module; `cuts`: where gradients change hands."""
+    devices = sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), torch.enable_grad(), Quiet():
+        torch.manual_seed(0)  # for what is drawn in a way that cannot be switched off
+        found = _in_units(body, values, cuts, x, loss)
+        torch.manual_seed(0)
+        expected = _whole(model, body.units, x, loss)
+        difference = _difference(found, expected)
+        if difference is None:
+            return
+        if _difference(_whole(model, body.units, x, loss), expected) is not None:
+            log.warning("the cut model is not compared with the whole: its forward gives something else at each call")
+            return
+    kind, unit = type(model).__name__, _first_unit(body, found, expected, difference)
+    raise CutError(
+        f"{kind} does not compute the same when it is cut: {difference.what} differ by {difference.size:.1e}, first in "
+        f"the unit {unit!r}. Its forward does something that its units do not; write it as nn.Sequential, or give it a "
+        "units() method that lists all it runs."
+    )
+
+
+def _whole(model: nn.Module, units: Sequence[Unit], x: Any, loss: Loss) -> Pass:
+    """Run the module itself."""
+    own = shell(model, own_buffers=True)
+    inside: dict[str, Tensor] = {}
+    for path in {path for unit in units for path in unit.ends}:
+        own.get_submodule(path).register_forward_hook(_note(path, inside))
+    out = call(own, tree.map(torch.clone, x))
+    params = {name: p for name, p in own.named_parameters() if p.requires_grad}
+    end = loss(out)
+    found = torch.autograd.grad(end, list(params.values()), allow_unused=True) if end.requires_grad else ()
+    grads = {name: g for name, g in zip(params, found, strict=False) if g is not None}
+    return Pass(tree.detach(out), grads, dict(own.named_buffers()), inside)
+
+
+def _note(path: str, inside: dict[str, Tensor]) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, given: Any, out: Any) -> None:
+        out = main_output(out)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if isinstance(first, Tensor):
+            inside[path] = first.detach().clone()  # a layer may write into it later
+
+    return hook
+
+
+def _in_units(body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss) -> Pass:
+    """Run unit after unit, with gradients handed over at the cuts."""
+    model = Model(
+        {name: v.detach().requires_grad_() for name, v in values.params.items()}, values.frozen, values.buffers
+    )
+    inside: dict[str, Tensor] = {}
+    buffers: Tensors = {}
+    crossed: list[tuple[Any, Any]] = []
+    z = x
+    for i, unit in enumerate(body.units):
+        if i in cuts:
+            crossed.append((z, tree.map(_leaf, z)))
+            z = crossed[-1][1]
+        z, new = body.segment(i, i + 1).plain(model, z)
+        buffers |= new
+        main = z.get("hidden") if isinstance(z, dict) else z
+        if isinstance(main, Tensor):
+            inside |= {path: main.detach().clone() for path in unit.ends}
+    end = loss(z)
+    grads: Tensors = {}
+    pulled: list[tuple[Tensor, Tensor | None]] = [(end, torch.ones_like(end))]
+    for below, above in [*reversed(crossed), (None, None)]:
+        sources = tree.tensors(above) if above is not None else []
+        found = _pull(pulled, model.params, sources, grads)
+        pulled = list(zip(tree.tensors(below), found, strict=True)) if below is not None else []
+    return Pass(tree.detach(z), grads, buffers, inside)
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_() if value.is_floating_point() else value
+
+
+def _pull(
+    ends: list[tuple[Tensor, Tensor | None]], params: Tensors, sources: list[Tensor], grads: Tensors
+) -> list[Tensor | None]:
+    """Add the gradients of parameters to `grads`; return those of the sources."""
+    known = [(a, g) for a, g in ends if g is not None and a.requires_grad]
+    wanted = [*(a for a in sources if a.requires_grad), *params.values()]
+    if not known or not wanted:
+        return [None] * len(sources)
+    found = iter(torch.autograd.grad([a for a, _ in known], wanted, [g for _, g in known], allow_unused=True))
+    passed = [next(found) if a.requires_grad else None for a in sources]
+    for name, gradient in zip(params, found, strict=True):
+        if gradient is not None:
+            grads[name] = grads[name] + gradient if name in grads else gradient
+    return passed
+
+
+def _difference(found: Pass, expected: Pass) -> Mismatch | None:
+    """Return the first of outputs, buffers and gradients that differs by more than rounding."""
+    outs = [{str(i): a for i, a in enumerate(tree.tensors(out))} for out in (found.out, expected.out)]
+    kinds: dict[str, tuple[Tensors, Tensors]] = {
+        "outputs": (outs[0], outs[1]),
+        "buffers": (found.buffers, {name: expected.buffers[name] for name in found.buffers}),
+        "gradients": (found.grads, expected.grads),
+    }
+    for what, (own, other) in kinds.items():
+        scale = max((float(v.abs().max()) for v in other.values() if v.numel()), default=0.0)
+        pairs = {name: (own.get(name), other.get(name)) for name in {**own, **other}}
+        worse = {name: _distance(*pair) for name, pair in pairs.items() if _distance(*pair) > _allowed(*pair, scale)}
+        if worse:
+            return Mismatch(what, max(worse.values()), tuple(worse))
+    return None
+
+
+def _distance(a: Tensor | None, b: Tensor | None) -> float:
+    """Return the largest difference; a gradient that is missing is zero, and NaN equals NaN."""
+    if a is None or b is None:
+        there = a if b is None else b
+        return float(there.abs().max()) if there is not None and there.numel() else 0.0
+    if a.shape != b.shape:
+        return float("inf")
+    apart = (a.double() - b.double()).abs()
+    apart[a.isnan() & b.isnan() | (a == b)] = 0.0
+    return float(apart.nan_to_num(nan=float("inf")).max()) if a.numel() else 0.0
+
+
+def _allowed(a: Tensor | None, b: Tensor | None, scale: float) -> float:
+    tensors = [t for t in (a, b) if t is not None and t.numel() and t.is_floating_point()]
+    own = max((float(t.abs().max()) for t in tensors), default=0.0)
+    return max((TOLERANCE.get(t.dtype, 0.05) for t in tensors), default=0.0) * (own + 0.01 * scale)
+
+
+def _first_unit(body: Body, found: Pass, expected: Pass, difference: Mismatch) -> str:
+    """Return the unit whose output differs first; or which has the first value that differs; or the last."""
+    for i, unit in enumerate(body.units):
+        pairs = [(found.inside.get(path), expected.inside.get(path)) for path in unit.ends]
+        alike = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
+        if any(_distance(a, b) > _allowed(a, b, 0.0) for a, b in alike):
+            return unit.name
+        segment = body.segment(i, i + 1)
+        if {*segment.params, *segment.buffers} & set(difference.names):
+            return unit.name
+    return body.units[-1].name

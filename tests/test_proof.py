@@ -1,0 +1,131 @@
+"""Before a training, the cut model is compared with the module itself."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutlayer as cl
+from cutlayer.errors import CutError
+from cutlayer.split import Split
+
+X, Y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1])
+
+
+class Listed(nn.Module):
+    """Lists three layers; its forward may do something else."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.between = between
+
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [("first", ("a",)), ("second", ("b",)), ("third", ("c",))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.between(self.a(x))))
+
+
+class Noisy(nn.Module):
+    """Draws in every way that torch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Linear(3, 4), nn.Dropout(0.5)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+        self.lstm = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
+        self.rrelu, self.norm, self.out = nn.RReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(self.embed(x)).unsqueeze(1)
+        h, _ = self.attention(h, h, h)
+        h, _ = self.lstm(h)
+        h = F.dropout1d(self.rrelu(h), 0.5)
+        h = F.scaled_dot_product_attention(h, h, h, dropout_p=0.5)
+        return self.out(self.norm(F.alpha_dropout(h[:, 0], 0.5)) * torch.rand_like(h[:, 0]) + torch.randn_like(h[:, 0]))
+
+
+def test_units_that_do_all_that_the_forward_does_pass() -> None:
+    for cut in range(4):
+        Split(Listed(), cut).prove(X, Y)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_a_difference_names_the_first_unit_that_differs(cut: int) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CutError) as error:
+        Split(Listed(torch.relu), cut).prove(X, Y)
+    text = str(error.value)
+    assert text.startswith("Listed does not compute the same when it is cut: outputs differ by ")
+    assert ", first in the unit 'second'. Its forward does something that its units do not; " in text
+
+
+def test_a_difference_of_the_gradients_alone_is_found() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CutError, match=r"gradients differ by .*, first in the unit 'first'\."):
+        Split(Listed(torch.detach), 1).prove(X, Y)
+
+
+def test_a_random_number_that_tracing_made_a_constant_is_found() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x) + torch.rand(3))
+
+    with pytest.raises(CutError, match=r"outputs differ by .*, first in the unit 'b'\."):
+        Split(Constant(), 1).prove(X, Y)
+
+
+def test_a_hook_of_the_whole_model_is_found() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model.register_forward_hook(lambda module, given, out: 2 * out)
+    with pytest.raises(CutError, match=r"outputs differ by .*, first in the unit '1'\."):
+        Split(model, 1).prove(X, Y)
+
+
+@pytest.mark.parametrize("head", [None, 3])
+def test_random_layers_are_switched_off_on_both_sides(head: int | None) -> None:
+    torch.manual_seed(0)
+    model = Noisy()
+    before, values = torch.get_rng_state(), {name: v.clone() for name, v in model.state_dict().items()}
+    split = Split(model, 2, head=head)
+    assert split.random
+    split.prove(X, Y)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(v, values[name]) for name, v in model.state_dict().items())
+
+
+def test_a_forward_that_differs_from_itself_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    def count(x: Tensor) -> Tensor:
+        calls.append(0)
+        return x * (1 + len(calls))
+
+    with caplog.at_level(logging.WARNING, "cutlayer"):
+        Split(Listed(count), 1).prove(X, Y)
+    assert caplog.messages == [
+        "the cut model is not compared with the whole: its forward gives something else at each call"
+    ]
+
+
+def test_a_model_without_a_forward_or_with_a_preloaded_base_is_not_compared() -> None:
+    nothing = type("Nothing", (Listed,), {"forward": nn.Module.forward})
+    Split(nothing(), 1).prove(X, Y)
+    base = type("Base", (Listed,), {"preloaded": lambda self: frozenset({"a.weight"})})(torch.relu)
+    base.a.requires_grad_(False)
+    Split(base, 1).prove(X, Y)
+
+
+def test_a_run_compares_before_its_first_round() -> None:
+    data = cl.from_arrays(torch.randn(20, 3), torch.arange(20) % 2)
+    method = cl.sfl_v1(model=Split(Listed(torch.relu), 1), client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
+    with pytest.raises(CutError, match="does not compute the same when it is cut"):
+        cl.train(method, data, cl.iid(20, 2, key=0), rounds=1, batching=cl.Batching(size=4))
