@@ -183,6 +183,13 @@ def test_seeds_of_different_length_are_warned_of(tmp_path: Path, say: Any) -> No
     assert said.err == f"warning: {message}\n" and said.json["warnings"] == [message]
 
 
+def test_seeds_that_stopped_early_by_a_rule_are_not_warned_of(tmp_path: Path) -> None:
+    patient = replace(FEDAVG, patience=1)
+    left(tmp_path, patient, [0.5, 0.6, 0.6], seed=0)
+    left(tmp_path, patient, [0.5, 0.5], seed=1)
+    assert compared(tmp_path).warnings == ()
+
+
 def test_a_broken_folder_is_reported_and_the_rest_compared(tmp_path: Path, say: Any) -> None:  # noqa: F811
     left(tmp_path, FEDAVG, [0.5])
     left(tmp_path, SPLIT, [0.6]).metrics.write_text("{}}\n")

@@ -15,6 +15,7 @@ from cutlayer.methods import METHODS
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(cutlayer.__file__).parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+RUN_ELSEWHERE = ("own-work.md",)  # its Python is in files: test_own_work.py writes and runs them
 METHOD_PAGES = [ROOT / "docs" / "methods" / f"{name}.md" for name in METHODS]
 
 
@@ -41,7 +42,10 @@ def with_pace(page: Path) -> object:
     return pytest.param(page, marks=pytest.mark.slow) if page.parent.name == "methods" else page
 
 
-@pytest.mark.parametrize("page", [with_pace(page) for page in PAGES if blocks(page)], ids=named)
+RUNNING = [with_pace(page) for page in PAGES if blocks(page) and page.name not in RUN_ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page)), encoding="utf-8")

@@ -174,6 +174,15 @@ def test_the_target_the_features_the_groups_and_the_task_are_named(tmp_path: Pat
         read(OwnData(path=str(path), target="day"))
 
 
+def test_the_classes_are_told_once_for_all_seeds(say: Any, tmp_path: Path) -> None:  # noqa: F811
+    write_csv(tmp_path / "mine.csv", {"a": range(40), "label": ["cat", "bee", "ant", "dog"] * 10})
+    (tmp_path / "run.toml").write_text(SMALL + MLP + 'data = "mine.csv"\n')
+    told = say("run", "run.toml", "--seeds", "2").err.splitlines()
+    assert [line for line in told if line.startswith("mine.csv")] == [
+        "mine.csv: the classes are 0 ant, 1 bee, 2 cat, 3 dog"
+    ]
+
+
 def test_classes_may_be_words_in_a_run_but_not_on_a_device(tmp_path: Path) -> None:
     train = write_csv(tmp_path / "train.csv", {"a": [1, 2, 3], "kind": ["ill", "well", "ill"]})
     test = write_csv(tmp_path / "test.csv", {"a": [1], "kind": ["well"]})

@@ -337,3 +337,28 @@ def test_runs_of_a_former_name_are_those_of_the_new_one(tmp_path: Path, scale: f
     assert panel.name == runs[0].name.rpartition("/")[0]
     assert (panel.target, panel.rule) == (0.70, "as the paper sets it")  # of the recipe's, by panel
     assert [group.label for group in panel.groups] == [f"smofi-beta{beta:g}" for beta in (0.1, 0.2, 0.3, 0.4, 0.5)]
+
+
+# -- as a newcomer writes them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["", "from __future__ import annotations\n"])
+def test_signatures_need_no_types_and_no_defaults_for_what_follows_from_the_data(
+    say: Any,  # noqa: F811
+    tmp_path: Path,
+    start: str,
+) -> None:
+    written(
+        tmp_path / "mine.py",
+        f"{start}import cutlayer as cl\n"
+        "def model(in_features, num_classes, width=16, deep: bool = False):\n"
+        "    return cl.models.mlp(in_features, (width,) * (1 + deep), num_classes)\n"
+        "MODELS = {'mine': model}\n",
+    )
+    options = {"name": "mine", "width": 8, "deep": True}
+    written(tmp_path / "mine.toml", toml({"clients": 4, "rounds": 1, "model": options}))
+    assert say("run", "mine.toml", "--plugin", "mine.py", "--quiet").code == 0
+    ran = tomllib.loads((tmp_path / "runs/mine/seed-0/config.toml").read_text())
+    assert ran["model"] == options
+    written(tmp_path / "mine.toml", toml({"clients": 4, "rounds": 1, "model": {"name": "mine", "wide": 8}}))
+    assert "unknown key 'wide'" in mistake(say("run", "mine.toml", "--plugin", "mine.py"))

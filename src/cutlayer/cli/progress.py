@@ -102,15 +102,20 @@ class Bar(RunWatcher):
 
 
 class _ToConsole(logging.Handler):
-    """Prints log messages above the bar."""
+    """Prints log messages above the bar; a note that several runs share, such as one about their data, only once."""
 
     def __init__(self, console: Console, level: int) -> None:
         super().__init__(level)
         self.console = console
+        self.notes: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        _print(self.console, prefix + record.getMessage())
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            _print(self.console, f"warning: {message}")
+        elif message not in self.notes:
+            self.notes.add(message)
+            _print(self.console, message)
 
 
 @contextmanager

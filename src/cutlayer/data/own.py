@@ -81,7 +81,8 @@ def read(own: OwnData, root: Path | None = None) -> Dataset:
     train, test = _alike(own, *sets)
     if own.standardise:
         train, test = _standardised(train, test)
-    _say_task(own, train)
+    if isinstance(first.y, Tensor):  # words can only be classes
+        _say_task(own, train)
     return Dataset(str(own), train, test)
 
 

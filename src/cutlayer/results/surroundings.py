@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cutlayer.results.trials import Group, Trial
+from cutlayer.runs.stopping import ended_early
 
 AUTO = "auto"  # an older run does not tell which engine it was
 
@@ -36,6 +37,7 @@ def warnings(groups: Sequence[Group]) -> Iterator[str]:
             words = "; ".join(f"{value} ({', '.join(dict.fromkeys(labels))})" for value, labels in found.items())
             yield f"the {name} differs, so the numbers may do so too: {words}"
     for group in groups:
-        if len(set(group.rounds)) > 1:
+        full = {len(t.history) for t in group.trials if not ended_early(t.run, t.history)}
+        if len(full) > 1:
             told = ", ".join(f"seed {t.run.seed}: {len(t.history)}" for t in group.trials)
             yield f"the seeds of {group.label} have different numbers of rounds: {told}"

@@ -161,6 +161,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # what the 
     "devices": ("devices", DEVICES),
 }
 GIVEN = ("model", "client_opt", "server_opt", "devices", "costs")  # arguments of a method that a user cannot set
+FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size", "context")  # of a model; may be left out
 SETTINGS: dict[str, type[Any]] = {"batching": Batching, "augment": Augment, "sample": Sample}  # tables without a name
 NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "loss": ("loss", LOSSES),
@@ -263,6 +264,7 @@ def _choice(old: Choice | None, value: Any, key: str, where: str) -> Choice:
     known = registry.options_of(registry.find(what, entries, name, where), GIVEN if key == "method" else ())
     if key == "model":
         _made(where, check_init, name, options)
+        known = {k: p.replace(default=None) if k in FROM_DATA else p for k, p in known.items()}
     choice = Choice(name, _checked(f"{what} {name!r}", known, options, where))
     if entries is OPTIMISERS:  # like devices and partitions: cheap to build, and checks its own values
         _made(where, optim.build, name, **choice.options)
@@ -301,7 +303,9 @@ def _checked(what: str, known: registry.Parameters, options: Mapping[str, Any], 
 
 
 def _typed(key: str, value: Any, kind: Any, where: str) -> Any:
-    """Convert a value to the type that a function's signature states, or refuse it."""
+    """Convert a value to the type that a function's signature states, or refuse it; keep it if none is stated."""
+    if kind is inspect.Parameter.empty or isinstance(kind, str):  # none, or not evaluated (annotations of __future__)
+        return value
     if kind == float | Schedule:
         return _schedule(value, f"{where}, {key}") if isinstance(value, Mapping) else _typed(key, value, float, where)
     if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
