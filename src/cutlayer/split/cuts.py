@@ -26,7 +26,7 @@ def cut_number(cut: int | str, units: Sequence[Unit], kind: str) -> int:
     if isinstance(cut, str):
         if found := _cuts(cut, units):
             return found
-        near = _near(cut, [*(unit.name for unit in units), *(path for unit in units for path in unit.ends)])
+        near = _near(cut, [unit.name for unit in units], [path for unit in units for path in unit.ends])
         raise CutError(f"{kind} has no unit {cut!r} to cut after{near} It has {cuts}.")
     _refuse_other_than_int("cut", cut)
     if not 0 <= cut <= len(units):
@@ -104,6 +104,7 @@ def _refuse_other_than_int(what: str, value: Any) -> None:
         raise CutError(f"{what} {value!r} is neither a number of units nor the name of one; give an int or a str")
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+def _near(name: str, *known: Sequence[str]) -> str:
+    """Suggest the nearest name of the first list that has one near it."""
+    near = next(filter(None, (get_close_matches(name, names, n=1, cutoff=0.5) for names in known)), None)
     return f"; did you mean {near[0]!r}?" if near else "."

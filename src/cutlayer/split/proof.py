@@ -103,6 +103,7 @@ def _in_units(body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss
             z = crossed[-1][1]
         z, new = body.segment(i, i + 1).plain(model, z)
         buffers |= new
+        model = model._replace(buffers={**model.buffers, **new})  # a layer may be in several units
         main = z.get("hidden") if isinstance(z, dict) else z
         if isinstance(main, Tensor):
             inside |= {path: main.detach().clone() for path in unit.ends}
