@@ -124,6 +124,14 @@ def test_a_run_that_stopped_by_a_rule_of_its_own_does_not_cut_the_others_short(t
     assert rows(compared(tmp_path))["fedavg"]["best_accuracy"]["mean"] == 0.2
 
 
+def test_a_run_that_diverged_does_not_cut_the_others_short(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.1, 0.2, 0.7, 0.8])
+    lost = left(tmp_path, SPLIT, [0.1, 0.1], stopped=2)
+    *before, last = (json.loads(line) for line in lost.metrics.read_text().splitlines())
+    lost.metrics.write_text("".join(json.dumps(record) + "\n" for record in (*before, {**last, "loss": None})))
+    assert rows(compared(tmp_path))["fedavg"]["best_accuracy"]["mean"] == 0.8
+
+
 def test_runs_without_a_common_evaluation_are_not_compared(tmp_path: Path) -> None:
     left(tmp_path, FEDAVG, every(2, [0.8] * 5))
     left(tmp_path, SPLIT, every(3, [0.8] * 5))

@@ -1,6 +1,7 @@
 """Specifies tests on samples that devices hold: the figures of a simulation, and nothing leaves that may not."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,16 +10,22 @@ from in_process import device, join
 
 from cutlayer import methods, optim
 from cutlayer.core.program import Program
+from cutlayer.core.state import Model
+from cutlayer.data.arrays import Arrays
 from cutlayer.data.hold_out import hold_out
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
 from cutlayer.remote.device.join import leaving
+from cutlayer.remote.device.session import OwnTests, Session
+from cutlayer.remote.protocol import commands as c
+from cutlayer.remote.protocol.messages import Refusal, Work
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.device_tests import DeviceTests
 from cutlayer.remote.server.sessions import Sessions
+from cutlayer.remote.tensors.trees import flatten
 from cutlayer.runs.examination import Examination, even
 from cutlayer.runs.federated import ClientTests
-from cutlayer.runs.metrics import accuracy, f1
+from cutlayer.runs.metrics import accuracy, auc, f1
 from cutlayer.runs.rounds import Rounds
 from cutlayer.runs.simulation import Simulation
 from cutlayer.runs.training import Training
@@ -40,14 +47,14 @@ def simulated(method: methods.Method, metrics: Mapping[str, Any]) -> Training:
     return Training(runner=sim, client_tests=ClientTests(images(), HELD), metrics=metrics)
 
 
-def on_devices(method: methods.Method, metrics: Mapping[str, Any], tested: tuple[int, ...], engine: Any) -> Training:
+def on_devices(
+    method: methods.Method, metrics: Mapping[str, Any], tested: tuple[int, ...], engine: Any, held: Arrays | None = None
+) -> Training:
+    held = images() if held is None else held
     sessions, examination = Sessions(), Examination.of(method, metrics)
     for client in range(len(TRAINED)):
-        tests = images().take(HELD.clients[client]) if client in tested else None
-        own = device(method, images(), TRAINED, BATCH, client, tests=tests)
-        if tests is not None:
-            object.__setattr__(own, "program", Program(method, examination=examination))
-        join(sessions, own)
+        tests = OwnTests(held.take(HELD.clients[client]), examination) if client in tested else None
+        join(sessions, device(method, images(), TRAINED, BATCH, client, tests=tests))
     backend = DeviceBackend(
         method=method,
         sessions=sessions,
@@ -110,10 +117,50 @@ def test_without_test_samples_a_record_has_no_such_figures() -> None:
 def test_labels_that_stay_in_training_stay_in_tests(shape: str, kinds: list[str]) -> None:
     name, head, metrics = SHAPES[shape]
     method = built(name, head)
-    program = Program(method, examination=Examination.of(method, metrics))
-    left = [kind.name for kind in leaving(program)]
+    left = [kind.name for kind in leaving(Program(method), Program(Examination.of(method, metrics)))]
     assert sorted(left) == sorted({*kinds, *(kind.name for kind in leaving(Program(method)))})
     assert ("labels" in left) == (shape == "two-part")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_metric_that_a_client_has_no_value_for_is_left_out_of_the_mean(shape: str) -> None:
+    name, head, _ = SHAPES[shape]
+    one_class = images().y.clone()
+    one_class[HELD.clients[1]] = 0
+    held = replace(images(), y=one_class)
+    record = on_devices(built(name, head), {"auc": auc}, (1, 3), Loop(), held).round()
+    assert record["client_tests"]["client-1"]["auc"] is None
+    assert record["federated_auc"] == record["client_tests"]["client-3"]["auc"]
+    assert record["federated_loss"] is not None
+
+
+def asked(function: str, *, tests: bool, size: int) -> str:
+    """The reason for which a device of FedAvg refuses to run a function on a batch; empty if it answers."""
+    method = built("fedavg")
+    own = OwnTests(images().take(range(4)), Examination.of(method, METRICS))
+    session = Session(device(method, images(), TRAINED, BATCH, 0, tests=own), number=1)
+    model = flatten(Model.joined(*method.model.initial()))
+    commands = (
+        c.Put(0, model.skeleton),
+        c.Batch(1, 2),
+        c.Do(3, function, (0, 1, 2)),
+        c.Up(("scalars",), (3,)),
+    )
+    numbers = (*model.numbers, size, 0, 0)
+    reply = session.work(
+        Work(session=1, number=1, round=1, key=0, token=1, begins=True, tests=tests, list=1,
+             commands=commands, numbers=numbers), model.tensors,
+    )  # fmt: skip
+    assert reply is not None
+    return reply.message.reason if isinstance(reply.message, Refusal) else ""
+
+
+def test_a_device_tests_on_its_test_samples_only_and_on_all_of_them_at_once() -> None:
+    assert asked("own.of_whole", tests=True, size=4) == ""
+    assert "unknown function 'own.of_whole'" in asked("own.of_whole", tests=False, size=4)
+    assert "unknown function 'train'" in asked("train", tests=True, size=4)
+    one = asked("own.of_whole", tests=True, size=1)
+    assert one == "a batch of this client's test has 4 samples; a server asked for 1"
 
 
 def test_batches_of_a_test_leave_no_sample_alone() -> None:

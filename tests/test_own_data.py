@@ -155,6 +155,32 @@ def test_a_parquet_file_with_a_gap_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path} has nothing in the column 'a' of row 1; fill it in or remove the row"
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,a,label\n1,2,0\n3,4,1\n")
+    with pytest.raises(DataError) as caught:
+        local(path)
+    assert str(caught.value) == f"{path} has more than one column 'a'; give each column a name of its own"
+
+
+def test_a_broken_npz_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"no archive")
+    with pytest.raises(DataError, match=f"cannot read {path}: File is not a zip file"):
+        read(OwnData(path=str(path)))
+
+
+def test_files_of_other_folders_are_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
+    with pytest.raises(DataError, match="give the name of a file in the same folder"):
+        read(OwnData(path=str(tmp_path / "x.npy"), target="../y.npy"))
+    saved = write_saved(tmp_path / "saved", {"a": [1.0, 2.0], "label": [0, 1]})
+    for name in ("../other.arrow", str(tmp_path / "other.arrow")):
+        (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+        with pytest.raises(DataError, match="it lists files of another folder"):
+            local(saved)
+
+
 # -- the options -------------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,11 @@ def test_a_random_number_that_tracing_made_a_constant_is_found() -> None:
         Split(Constant(), 1).prove(X, Y)
 
 
+def test_a_difference_that_is_not_finite_is_found() -> None:
+    with pytest.raises(CutError, match="outputs differ by inf, first in the unit 'second'"):
+        Split(Listed(torch.sqrt), 1).prove(X, Y)
+
+
 def test_a_hook_of_the_whole_model_is_found() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model.register_forward_hook(lambda module, given, out: 2 * out)

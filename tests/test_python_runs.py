@@ -214,6 +214,11 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
         "began with other content: partition, the initial weights changed since; give what it began with, start over "
         "with overwrite=True, or choose another out",
     ),
+    "tests of clients": (
+        {"test_partition": iid(len(DIGITS.test), 6, key=0)},
+        "began with other content: test_partition changed since; give what it began with, start over with "
+        "overwrite=True, or choose another out",
+    ),
     "fewer rounds": ({"rounds": 1}, "is at round 2 already; resume it with at least as many rounds"),
 }
 

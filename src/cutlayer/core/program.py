@@ -48,15 +48,12 @@ class HasLabels(Protocol):
 
 
 class Program:
-    """The functions that a method, and other pieces by name, mark for clients, by address."""
+    """The functions that a method marks for its clients, by address."""
 
-    def __init__(self, method: object, **pieces: object) -> None:
+    def __init__(self, method: object) -> None:
         self.name = type(method).__name__
         self._parameters: dict[str, tuple[str, ...]] = {}  # names of the parameters of functions, by address
-        owners = [
-            *_owners(method, ""),
-            *(o for name, piece in pieces.items() if piece for o in _owners(piece, f"{name}.")),
-        ]
+        owners = list(_owners(method, ""))
         self.functions = {prefix + name: getattr(o, name) for prefix, o in owners for name in _marked(o)}
         # No function makes labels: each method, and each piece that has to do with them, says whether they may leave.
         self.labels: Gives = LABELS if any(o.labels_leave for _, o in owners if isinstance(o, HasLabels)) else None

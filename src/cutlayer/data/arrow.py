@@ -34,18 +34,20 @@ def read_saved(path: Path, _: Sample | None, columns: Columns) -> Stored:
     state = path / STATE
     with reading(state, OSError, ValueError, KeyError, TypeError):
         known = json.loads(state.read_text(encoding="utf-8"))
-        files = [path / entry["filename"] for entry in known["_data_files"]]
+        names = [str(entry["filename"]) for entry in known["_data_files"]]
         shown = known.get("_format_columns")
+    if any(Path(name).name != name for name in names):
+        raise bad_file(state, "it lists files of another folder")
     tables = []
-    for file in files:
+    for file in (path / name for name in names):
         with reading(file, OSError, arrow.ArrowException), arrow.memory_map(str(file)) as stream:
             tables.append(arrow.ipc.open_stream(stream).read_all())
     if not tables:
         raise bad_file(state, "it lists no files")
     table = arrow.concat_tables(tables)
     wanted = {*columns.features, columns.target, columns.group}
-    names = [name for name in table.column_names if shown is None or name in shown or name in wanted]
-    return _stored(path, table.select(names), columns)
+    kept = [name for name in table.column_names if shown is None or name in shown or name in wanted]
+    return _stored(path, table.select(kept), columns)
 
 
 def _stored(path: Path, table: Any, columns: Columns) -> Stored:

@@ -54,6 +54,9 @@ def roles_of(path: Path, names: Sequence[str], columns: Columns) -> Roles:
         raise DataError(f"{path} has no column besides the target and the group; give at least one feature")
     if target in features:
         raise DataError(f"{path}: {target!r} is the target, so it cannot be a feature as well; name another target")
+    for name in (*features, target, *([] if group is None else [group])):
+        if names.count(name) > 1:
+            raise DataError(f"{path} has more than one column {name!r}; give each column a name of its own")
     return Roles(features, target, group)
 
 

@@ -148,6 +148,8 @@ def _tensor(path: Path, name: str, array: NDArray[Any]) -> Tensor:
 
 def _read_npy(path: Path, _: Sample | None, columns: Columns) -> Stored:
     """Read the inputs, and the targets from the file beside it."""
+    if columns.target is not None and Path(columns.target).name != columns.target:
+        raise DataError(f"the target of {path} is {columns.target!r}; give the name of a file in the same folder")
     beside = _beside(path) if columns.target is None else path.with_name(columns.target)
     if beside is None or not beside.is_file():
         wanted = path.with_name("y.npy") if beside is None else beside
@@ -158,7 +160,8 @@ def _read_npy(path: Path, _: Sample | None, columns: Columns) -> Stored:
 
 def _load_npy(path: Path) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(path, allow_pickle=False)
+        with path.open("rb") as stream:
+            array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise bad_file(path, reason(error)) from error
     return array

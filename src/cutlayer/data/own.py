@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _array_pairs(path: Path) -> list[tuple[str, str]]:
         return []
     try:
         names = set(names_in(path))
-    except OSError:
+    except (OSError, BadZipFile):
         return []  # the reader says what is wrong
     for x, y in PAIRS:
         for part in HELD_OUT:

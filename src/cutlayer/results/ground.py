@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cutlayer.recipes.recipe import Axis, Race
 from cutlayer.results.trials import Group, Trial
-from cutlayer.runs.stopping import ended_early
+from cutlayer.runs.stopping import diverged, ended_early
 
 NEAR = 0.25  # of the gap between two evaluations: how far apart, in samples, evaluations may be that are compared
 
@@ -55,7 +55,7 @@ def _with(group: Group, trials: Sequence[Trial]) -> Group:
 
 def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
     """Return the rounds in which all were evaluated; a run that ended by a rule of its own has no say after its end."""
-    last = {t.path: max(t.measured) if ended_early(t.run, t.history) else None for t in trials}
+    last = {t.path: max(t.measured) if _is_over(t) else None for t in trials}
     rounds = sorted({r for t in trials for r in t.measured})
 
     def agrees(trial: Trial, number: int) -> bool:
@@ -64,6 +64,13 @@ def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
 
     common = frozenset(r for r in rounds if all(agrees(t, r) for t in trials))
     return {t.path: common & t.measured.keys() for t in trials}
+
+
+def _is_over(trial: Trial) -> bool:
+    """Return whether a run would not go on if it was resumed: it met a condition of its own, or diverged."""
+    run = trial.run
+    everyone = run.per_round is None or run.per_round >= run.clients
+    return ended_early(run, trial.history) or diverged(trial.history, everyone=everyone, last=False)
 
 
 def _by_samples(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:

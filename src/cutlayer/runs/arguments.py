@@ -32,12 +32,13 @@ def check(given: Mapping[str, Any]) -> None:
     check_type("partition", given["partition"], Partition, HOW_PARTITION)
     optional: dict[str, tuple[type, str]] = {
         "devices": (Devices, "such as Devices(clients=(phone, laptop), server=1e12)"),
-        "augment": (Augment, "such as Augment(crop=4, flip=True), or a SampleTransform"),
         "test_partition": (Partition, HOW_PARTITION),
     }
     for name, (kind, how) in optional.items():
-        if given[name] is not None and not isinstance(given[name], SampleTransform):
+        if given[name] is not None:
             check_type(name, given[name], kind, how)
+    if not isinstance(given["augment"], SampleTransform | None):
+        check_type("augment", given["augment"], Augment, "such as Augment(crop=4, flip=True), or a SampleTransform")
     for name, what in (("sampler", "a function of a Draw, which returns the clients of the round"),
                        ("on_round", "a function of the record of a round")):  # fmt: skip
         if given[name] is not None and not callable(given[name]):

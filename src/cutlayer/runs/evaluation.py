@@ -1,6 +1,7 @@
 """Evaluation of a model: its loss and its metrics on a set of samples, in batches that fit the memory."""
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -70,6 +71,11 @@ def measured(batches: Iterable[tuple[Any, Tensor]], metrics: Mapping[str, Metric
         everything = tree.map(lambda *parts: torch.cat(parts), *seen)
         found |= {k: _number(k, fn(*everything)) for k, fn in metrics.items() if k not in found and callable(fn)}
     return {name: found[name] for name in metrics}
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return None for a value that is not finite, as JSON has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 class _Measure(Protocol):

@@ -222,8 +222,8 @@ def _restore_best(training: Training, best: Best | None, folder: Folder) -> None
 
 def _check_inputs(then: Mapping[str, str], now: Mapping[str, str], folder: Folder) -> None:
     """Refuse data, a partition or initial weights that are not those that the run began with."""
-    changed = [name for name in now if name in then and then[name] != now[name]]
-    if changed:
+    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if then and changed:  # an older run has no digests
         raise CheckpointError(
             f"{folder.path} began with other content: {', '.join(changed)} changed since; give what it began with, "
             "start over with --overwrite, or choose another --out"

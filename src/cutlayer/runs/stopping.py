@@ -135,7 +135,7 @@ def ended_early(run: object, history: Sequence[Record]) -> bool:
 
 def nobody_trained(record: Mapping[str, Any]) -> bool:
     """Return whether no client had a single batch with a finite loss and finite gradients."""
-    return record["loss"] is None and record["stopped"] > 0
+    return record.get("loss", 0.0) is None and record.get("stopped", 0) > 0
 
 
 def diverged(history: Sequence[Record], *, everyone: bool, last: bool) -> bool:

@@ -1,7 +1,6 @@
 """A training in progress: the state, the history, and the evaluation after each round."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters.clock import Clock
-from cutlayer.runs.evaluation import evaluate
+from cutlayer.runs.evaluation import evaluate, finite_or_none
 from cutlayer.runs.federated import TestsOfClients, summary
 from cutlayer.runs.metrics import GOALS, Metrics, by_name
 from cutlayer.runs.rounds import Rounds
@@ -142,7 +141,7 @@ class Training:
         loss, batches, stopped = (float(v) for v in report.tree) if told else (0.0, 0.0, 0.0)
         record: Record = {
             "round": number,
-            "loss": _finite(loss / batches) if batches else None,
+            "loss": finite_or_none(loss / batches) if batches else None,
             "stopped": int(stopped),
             "samples": ledger.samples,
             "bytes": dict(ledger.totals),
@@ -216,14 +215,9 @@ class Training:
     def _evaluate(self, data: Arrays) -> dict[str, float | None]:
         with computing(self.runner.precision):
             found = evaluate(self.runner.method.model, self.model, data, self._measures)
-        return {name: _finite(value) for name, value in found.items()}
+        return {name: finite_or_none(value) for name, value in found.items()}
 
 
 def is_here(value: Tree) -> bool:
     """Return whether all tensors of a value are at this server."""
     return not any(a.is_meta for a in tree.tensors(value))
-
-
-def _finite(value: float) -> float | None:
-    """Return None for a value that is not finite, as JSON has no NaN."""
-    return value if math.isfinite(value) else None

@@ -146,7 +146,7 @@ def _difference(found: Pass, expected: Pass) -> Mismatch | None:
         "gradients": (found.grads, expected.grads),
     }
     for what, (own, other) in kinds.items():
-        scale = max((float(v.abs().max()) for v in other.values() if v.numel()), default=0.0)
+        scale = max(map(_largest, other.values()), default=0.0)
         pairs = {name: (own.get(name), other.get(name)) for name in {**own, **other}}
         worse = {name: _distance(*pair) for name, pair in pairs.items() if _distance(*pair) > _allowed(*pair, scale)}
         if worse:
@@ -158,7 +158,7 @@ def _distance(a: Tensor | None, b: Tensor | None) -> float:
     """Return the largest difference; a gradient that is missing is zero, and NaN equals NaN."""
     if a is None or b is None:
         there = a if b is None else b
-        return float(there.abs().max()) if there is not None and there.numel() else 0.0
+        return float(there.abs().nan_to_num(nan=float("inf")).max()) if there is not None and there.numel() else 0.0
     if a.shape != b.shape:
         return float("inf")
     apart = (a.double() - b.double()).abs()
@@ -168,8 +168,14 @@ def _distance(a: Tensor | None, b: Tensor | None) -> float:
 
 def _allowed(a: Tensor | None, b: Tensor | None, scale: float) -> float:
     tensors = [t for t in (a, b) if t is not None and t.numel() and t.is_floating_point()]
-    own = max((float(t.abs().max()) for t in tensors), default=0.0)
+    own = max(map(_largest, tensors), default=0.0)
     return max((TOLERANCE.get(t.dtype, 0.05) for t in tensors), default=0.0) * (own + 0.01 * scale)
+
+
+def _largest(value: Tensor) -> float:
+    """Return the largest size of a finite element: the others would allow any difference."""
+    finite = value[value.isfinite()]
+    return float(finite.double().abs().max()) if finite.numel() else 0.0
 
 
 def _first_unit(body: Body, found: Pass, expected: Pass, difference: Mismatch) -> str:

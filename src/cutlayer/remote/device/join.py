@@ -2,7 +2,7 @@
 
 import logging
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from cutlayer.data.local import local
 from cutlayer.data.own import OwnData
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
-from cutlayer.remote.device.session import ClientDevice
+from cutlayer.remote.device.session import ClientDevice, OwnTests
 from cutlayer.remote.device.store import ClientStore
 from cutlayer.remote.device.worker import KIND_BY_NAME
 from cutlayer.remote.protocol.messages import Welcome
@@ -64,20 +64,21 @@ class DeviceSettings:
         if self.config is not None:
             _check_agreed(self.config, told)
         run = replace(told, device=self.device, weights=None)  # the values of weights come from the server
-        data, tests = self._divided(run, self._data(run, welcome.client), welcome.client)
+        data, held = self._divided(run, self._data(run, welcome.client), welcome.client)
         if isinstance(data.x, Tensor):  # devices whose inputs have different scales would train a model that fits none
             log.info("%d samples, inputs from %.4g to %.4g", len(data), float(data.x.min()), float(data.x.max()))
         method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
-        examination = None if tests is None else Examination.of(method, build.metrics(run, data))
-        program = Program(method, examination=examination)
-        self._check_leaving(program, method.model.cut)
+        program, tests = Program(method), None
+        if held is not None:
+            tests = OwnTests(held.to(self.device), Examination.of(method, build.metrics(run, data)))
+        self._check_leaving(leaving(program, *([] if tests is None else [tests.program])), method.model.cut)
         store = ClientStore(welcome.client, None if self.state is None else self.state / run.name)
         store.load(self.device)
         return ClientDevice(
             client=welcome.client,
             program=program,
             data=data.to(self.device),
-            tests=None if tests is None else tests.to(self.device),
+            tests=tests,
             batching=run.batching,
             store=store,
             augment=run.augment,
@@ -110,8 +111,7 @@ class DeviceSettings:
         kept, held = divide(len(data), run.hold_out, keys.fold(run.seed, "hold_out"), client)
         return data.take(kept), data.take(held)
 
-    def _check_leaving(self, program: Program, cut: int) -> None:
-        kinds = leaving(program)
+    def _check_leaving(self, kinds: Sequence[Kind], cut: int) -> None:
         for kind in kinds:
             if kind.name in self.never:
                 raise LinkError(f"this run's method sends {kind.name}, which this device never does")
@@ -135,11 +135,12 @@ def _columns(run: Run) -> Columns:
     return run.data.columns
 
 
-def leaving(program: Program) -> list[Kind]:
-    """Return the kinds that a method's clients send."""
-    gives = [getattr(fn, "gives", None) for fn in program.functions.values()]
+def leaving(*programs: Program) -> list[Kind]:
+    """Return the kinds that the clients of these programs send."""
+    gives = [getattr(fn, "gives", None) for program in programs for fn in program.functions.values()]
+    labels_leave = any(program.labels is not None for program in programs)
     given = {k for g in gives if g is not None for k in (g.values() if isinstance(g, Mapping) else (g,))}
-    return [kind for kind in KINDS if kind in given or (kind is LABELS and program.labels is not None)]
+    return [kind for kind in KINDS if kind in given or (kind is LABELS and labels_leave)]
 
 
 SERVERS_OWN = {"server_engine", "sampler", "meters"}  # keys that concern only the server

@@ -1,15 +1,15 @@
 """A client's side of one session: work comes in, an answer or a refusal goes out."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from cutlayer.core import keys, tree
-from cutlayer.core.batches import Batching
+from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.precision import Precision
 from cutlayer.core.program import Program
 from cutlayer.core.transport import Augmentation
@@ -17,12 +17,15 @@ from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
+from cutlayer.errors import LawError
 from cutlayer.remote.device.store import ClientStore
 from cutlayer.remote.device.worker import Round, WorkError, walk_of
 from cutlayer.remote.protocol.commands import AnyCommand, Deliver, Up
 from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Refusal, TensorForm, Work
 from cutlayer.remote.tensors.trees import flatten
-from cutlayer.runs.examination import BATCHES
+from cutlayer.runs.examination import BATCHES, Examination
+
+Batches = Callable[[Mapping[int, int]], Walk]  # by the size of each client's batch
 
 
 class Reply(NamedTuple):
@@ -34,6 +37,21 @@ class Reply(NamedTuple):
     to_fed: bool = False  # whether it goes to a separate fed server
 
 
+@dataclass(frozen=True)
+class OwnTests:
+    """Samples that a client holds for testing the global model, and how it tests."""
+
+    data: Arrays
+    examination: Examination
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def program(self) -> Program:
+        return Program(self.examination)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientDevice:
     """A client: its own copy of the method, its data, the values that it keeps, and what it never sends."""
@@ -41,7 +59,7 @@ class ClientDevice:
     client: int
     program: Program
     data: Arrays
-    tests: Arrays | None = None  # held for testing the global model
+    tests: OwnTests | None = None
     batching: Batching
     store: ClientStore
     augment: Augmentation | None = None
@@ -103,21 +121,15 @@ class Session:
     def _round_of(self, work: Work) -> Round:
         if not work.begins and self._round is not None:
             return self._round
-        device, data = self.device, self._data(work)
+        device, used = self.device, self._used(work)
         device.store.token = work.token
         own = work.key if device.secret is None else keys.fold(work.key, device.secret)
         self._round = Round(
             client=device.client,
-            program=device.program,
-            transport=Local(
-                engine=Loop(),
-                data=data,
-                kept=device.store,
-                key=own,
-                augment=None if work.tests else device.augment,
-            ),
-            walk=walk_of(BATCHES if work.tests else device.batching, device.client, len(data), work.key),
-            num_samples=len(data),
+            program=used.program,
+            transport=Local(engine=Loop(), data=used.data, kept=device.store, key=own, augment=used.augment),
+            walk=used.walk,
+            num_samples=len(used.data),
             key=work.key,
             never=device.never,
             precision=device.precision,
@@ -125,12 +137,37 @@ class Session:
         )
         return self._round
 
-    def _data(self, work: Work) -> Arrays:
+    def _used(self, work: Work) -> "Used":
+        """Return the training samples with the functions of the method, or the test samples with those of the test."""
+        device, tests = self.device, self.device.tests
         if not work.tests:
-            return self.device.data
-        if self.device.tests is None:
+            walk = walk_of(device.batching, device.client, len(device.data), work.key)
+            return Used(device.program, device.data, walk, device.augment)
+        if tests is None:
             raise WorkError("the round", "this client holds no samples for testing")
-        return self.device.tests
+        walk = walk_of(BATCHES, device.client, len(tests), work.key)
+        return Used(tests.program, tests.data, _of_size(walk, tests.examination.batch_size(len(tests))), None)
+
+
+class Used(NamedTuple):
+    """What a client uses in a round."""
+
+    program: Program
+    data: Arrays
+    walk: Batches
+    augment: Augmentation | None
+
+
+def _of_size(walk: Batches, size: int) -> Batches:
+    """Refuse batches of another size: the figures of a single sample would tell its label."""
+
+    def checked(sizes: Mapping[int, int]) -> Walk:
+        for asked in sizes.values():
+            if asked != size:
+                raise LawError(f"a batch of this client's test has {size} samples; a server asked for {asked}")
+        return walk(sizes)
+
+    return checked
 
 
 def forms_of(data: Arrays) -> tuple[TensorForm, ...]:

@@ -49,9 +49,9 @@ class DeviceBackend:
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
 
     def __post_init__(self) -> None:
-        self.program = Program(self.method, examination=self.examination)
         self.memory = KnownVersions()
-        self._shapes = ShapeRunner(self.program, self.sample)
+        self._shapes = ShapeRunner(Program(self.method), self.sample)
+        self._test_shapes = ShapeRunner(Program(self.examination), self.sample)
         self._shape_engine = ShapeEngine()
         self._begin: Begin | None = None
         self._refused = 0  # attempts at this round in which answers were refused
@@ -99,10 +99,11 @@ class DeviceBackend:
             self.memory.hold(self._begin.held)
         places: tuple[Place, Place] = ("server", "fed")
         engines = {place: self.engine if self.peer.has(place) else self._shape_engine for place in places}
+        shapes = self._test_shapes if tests else self._shapes
         remote = Remote(
             sessions=self.sessions,
-            program=self.program,
-            shapes=self._shapes,
+            program=shapes.program,
+            shapes=shapes,
             kept=self.memory,
             round=this,
             ids=tuple(samples),

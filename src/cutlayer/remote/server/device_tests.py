@@ -11,6 +11,7 @@ from cutlayer.core import keys
 from cutlayer.core.batches import Walk
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
+from cutlayer.core.program import Program
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model
 from cutlayer.data.arrays import Arrays
@@ -46,7 +47,7 @@ class DeviceTests:
         try:
             with self.backend.attempt(round, key, tests, tests=True) as attempt, computing(self.precision):
                 world = World(
-                    program=self.backend.program,
+                    program=Program(self.examination),
                     transport=attempt.transport,
                     walk=partial(Walk, BATCHES, index, key),
                     sizes={j: float(num) for j, num in tests.items()},

@@ -45,7 +45,7 @@ class ShapeRunner:
     """Runs commands on shapes, each once."""
 
     def __init__(self, program: Program, sample: Arrays) -> None:
-        self._program = program
+        self.program = program
         self._data = Arrays(x=tree.map(_many, sample.x), y=_many(sample.y))
         self._known: dict[Any, tuple[Spec, ...]] = {}
         self._specs: dict[Any, Spec] = {}
@@ -69,7 +69,7 @@ class ShapeRunner:
     def _run(self, command: c.AnyCommand, before: list[PerClient], numbers: tuple[int, ...]) -> list[PerClient]:
         round_ = Round(
             client=CLIENT,
-            program=self._program,
+            program=self.program,
             transport=Local(engine=Loop(), data=self._data, kept=Memory(), key=SOME_KEY),
             walk=_batches,
             num_samples=1,
