@@ -368,11 +368,29 @@ def test_an_exported_model_draws_what_the_model_draws() -> None:
     agree(outs[1], outs[0])
 
 
+class DropPath(nn.Module):
+    """Drops whole samples, as timm does; transformers does it with `torch.rand`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.new_empty(len(x), *(1 for _ in x.shape[1:])).bernoulli_(0.75)
+        return x * kept.div_(0.75)
+
+
+class RandomDepth(nn.Module):
+    """Drops whole samples, as transformers does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = 0.75 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)
+        kept.floor_()
+        return x.div(0.75) * kept
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_compiled_layers_draw_the_same_bits() -> None:
+@pytest.mark.parametrize("kind", (nn.RReLU, DropPath, RandomDepth))
+def test_compiled_layers_draw_the_same_bits(kind: type[nn.Module]) -> None:
     """Torch's compiler must not take the counter for an index of memory."""
-    split, x = Split(nn.Sequential(nn.Dropout(P), nn.RReLU()), 1), -torch.ones(1000, 37, requires_grad=True)
+    split, x = Split(nn.Sequential(nn.Dropout(P), kind()), 1), -torch.ones(1000, 37, requires_grad=True)
     for key in (5, 2**63 - 1):
         plain, _ = split.whole(Model({}, {}, {}), x, torch.tensor(key))
         with compiling():
@@ -487,23 +505,6 @@ def test_no_uniform_number_is_rounded_to_one(dtype: torch.dtype, monkeypatch: py
     monkeypatch.setattr(masks.directions, "halves", lambda hashes: (largest, largest))
     found = drawing().uniform((2,), dtype)
     assert found.dtype == dtype and bool((found > 0.99).all() and (found < 1).all())
-
-
-class DropPath(nn.Module):
-    """Drops whole samples, as timm does; transformers does it with `torch.rand`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = x.new_empty(len(x), *(1 for _ in x.shape[1:])).bernoulli_(0.75)
-        return x * kept.div_(0.75)
-
-
-class RandomDepth(nn.Module):
-    """Drops whole samples, as transformers does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = 0.75 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)
-        kept.floor_()
-        return x.div(0.75) * kept
 
 
 @pytest.mark.parametrize("kind", (DropPath, RandomDepth))
