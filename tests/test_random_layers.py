@@ -368,11 +368,29 @@ def test_an_exported_model_draws_what_the_model_draws() -> None:
     agree(outs[1], outs[0])
 
 
+class DropPath(nn.Module):
+    """Drops whole samples, as timm does; transformers does it with `torch.rand`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.new_empty(len(x), *(1 for _ in x.shape[1:])).bernoulli_(0.75)
+        return x * kept.div_(0.75)
+
+
+class RandomDepth(nn.Module):
+    """Drops whole samples, as transformers does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = 0.75 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)
+        kept.floor_()
+        return x.div(0.75) * kept
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_compiled_layers_draw_the_same_bits() -> None:
+@pytest.mark.parametrize("kind", (nn.RReLU, DropPath, RandomDepth))
+def test_compiled_layers_draw_the_same_bits(kind: type[nn.Module]) -> None:
     """Torch's compiler must not take the counter for an index of memory."""
-    split, x = Split(nn.Sequential(nn.Dropout(P), nn.RReLU()), 1), -torch.ones(1000, 37, requires_grad=True)
+    split, x = Split(nn.Sequential(nn.Dropout(P), kind()), 1), -torch.ones(1000, 37, requires_grad=True)
     for key in (5, 2**63 - 1):
         plain, _ = split.whole(Model({}, {}, {}), x, torch.tensor(key))
         with compiling():
@@ -446,13 +464,74 @@ def test_a_round_that_is_resumed_draws_the_same() -> None:
     assert distance(global_model(other).params, global_model(expected).params) > 1e-3
 
 
+def test_uniform_numbers_and_coins_are_hashes() -> None:
+    numbers = torch.tensor(integers(15), dtype=torch.float64).reshape(3, 5)
+    rates = torch.linspace(0, 1, 15, dtype=torch.float64).reshape(3, 5)
+    draws = {
+        "rand": (lambda: torch.rand(3, 5, dtype=torch.float64), numbers / 2**32),
+        "rand of a list": (lambda: torch.rand([3, 5]), (numbers / 2**8).floor().float() / 2**24),
+        "rand of aten": (lambda: torch.ops.aten.rand.default([3, 5], dtype=torch.float64), numbers / 2**32),
+        "rand_like": (lambda: torch.rand_like(rates), numbers / 2**32),
+        "rand_like in bfloat16": (
+            lambda: torch.rand_like(rates, dtype=torch.bfloat16),
+            (numbers / 2**24).floor().bfloat16() / 2**8,
+        ),
+        "bernoulli": (lambda: torch.bernoulli(rates), (numbers / 2**32 < rates).double()),
+        "bernoulli of a method": (lambda: rates.bernoulli(0.25), (numbers < 2**30).double()),
+        "bernoulli_": (lambda: torch.empty(3, 5).bernoulli_(0.25), (numbers < 2**30).float()),
+        "bernoulli_ of aten": (
+            lambda: torch.ops.aten.bernoulli_.float(torch.empty(3, 5), 0.25),
+            (numbers < 2**30).float(),
+        ),
+        "bernoulli_ of rates": (lambda: torch.empty(3, 5).bernoulli_(rates), (numbers / 2**32 < rates).float()),
+    }
+    before = torch.get_rng_state()
+    for name, (draw, expected) in draws.items():
+        with drawing():
+            found = draw()
+        assert found.dtype == expected.dtype and torch.equal(found, expected), name
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_generator_of_ones_own_is_used() -> None:
+    with drawing():
+        found = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found, torch.rand(5, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.float16, torch.bfloat16))
+def test_no_uniform_number_is_rounded_to_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = torch.full((1,), 2**32 - 1)
+    monkeypatch.setattr(masks.directions, "halves", lambda hashes: (largest, largest))
+    found = drawing().uniform((2,), dtype)
+    assert found.dtype == dtype and bool((found > 0.99).all() and (found < 1).all())
+
+
+@pytest.mark.parametrize("kind", (DropPath, RandomDepth))
+def test_stochastic_depth_runs_on_every_engine(kind: type[nn.Module]) -> None:
+    def sim(engine: str = "loop", cut: int = 3, seed: int = SEED) -> Simulation:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), kind(), nn.Tanh(), kind(), nn.Linear(8, 10)).double()
+        return simulated(net, cut=cut, engine=engine, seed=seed)
+
+    vmap, graph = sim("vmap"), sim()
+    graph.backend.engine = Graph(Again(torch.device("cpu")), 5)
+    assert vmap.engine_name == "vmap"
+    expected = global_model(run(sim())).params
+    for other in (vmap, graph, sim(cut=1)):
+        agree(global_model(run(other)).params, expected, 1e-9)
+    assert not graph.backend.engine.refused and graph.backend.engine.num_recordings
+    assert distance(global_model(run(sim(seed=SEED + 1))).params, expected) > 1e-4
+
+
 class Gumbel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.gumbel_softmax(x)
 
 
 def noise(x: Tensor) -> Tensor:
-    return torch.rand_like(x)
+    return torch.randn_like(x)
 
 
 class Noisy(nn.Module):
@@ -474,7 +553,7 @@ class Recurrent(nn.Module):
 
 OTHERS = {
     "gumbel_softmax in Gumbel": Gumbel,
-    "torch.rand_like": Noisy,
+    "torch.randn_like": Noisy,
     "the dropout of '2.layers' (LSTM)": Recurrent,
 }
 

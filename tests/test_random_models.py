@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from equal_parts import assert_steps_equal, cut_step, whole_step
+from equal_parts import assert_same, assert_steps_equal, cut_step, whole_step
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from cutlayer.core.state import Model
 from cutlayer.errors import CutError
 from cutlayer.split import Split
 
@@ -78,17 +79,38 @@ def inputs(seed: int) -> dict[str, Tensor]:
 
 
 def check(model: nn.Module, place: Place, x: Any, sample: Any) -> None:
-    """Equal to the whole, or refused because of what cannot be."""
+    """Equal to the whole; with dropout, to the same units without a cut. Or refused because of what cannot be."""
+    split = split_at(model, place, sample)
+    if split is not None:
+        assert_steps_equal(cut_step(split, x), whole_step(model, x), 1e-12)
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module in dropouts:
+        module.p = 0.5
+    if dropouts and (split := split_at(model, place, sample)) is not None:
+        check_masks(split, x)
+
+
+def check_masks(split: Split, x: Any) -> None:
+    """What is dropped depends on the key, and not on the cut."""
+    assert split.needs_key and split.random is None
+    uncut = split.with_cut(0)
+    assert_steps_equal(cut_step(split, x), cut_step(uncut, x), 1e-12)
+    model = Model.joined(*split.initial())
+    for key in (1, 2):
+        assert_same(split.whole(model, x, key), uncut.whole(model, x, key))
+
+
+def split_at(model: nn.Module, place: Place, sample: Any) -> Split | None:
+    """The model, cut; None if it is refused because of what cannot be."""
     number, head, by_path = place
     paths = [path for path, _ in model.named_modules() if path]
     try:
         split = Split(model, paths[number % len(paths)] if by_path else 0, sample=sample)
         cut = split.cut if by_path else number % (split.num_units + 1)
-        split = split.with_cut(cut, None if head < 0 else cut + head % (split.num_units + 1 - cut))
+        return split.with_cut(cut, None if head < 0 else cut + head % (split.num_units + 1 - cut))
     except CutError as error:
         assert any(reason in str(error) for reason in REASONS), error
-        return
-    assert_steps_equal(cut_step(split, x), whole_step(model, x), 1e-12)
+        return None
 
 
 REASONS = ("is used on both sides of a cut", "times. Cut after a module", "its forward does not call it")

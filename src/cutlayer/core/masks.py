@@ -62,9 +62,10 @@ class Masks(TorchFunctionMode):
         least = round(p * RANGE)
         return self._in_order([half >= least for half in self._halves(shape)], shape)
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """Return float64 numbers in [0, 1): multiples of 2^-32."""
-        return self._in_order([half.double() / RANGE for half in self._halves(shape)], shape)
+    def uniform(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return numbers in [0, 1): multiples of 2^-32, or of what a smaller type can tell from 1."""
+        bits = min(32, 1 - round(math.log2(torch.finfo(dtype).eps)))
+        return self._in_order([(half >> (32 - bits)).to(dtype) / 2.0**bits for half in self._halves(shape)], shape)
 
     def _halves(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Return a random integer below 2^32 for each even and for each odd element."""
@@ -142,6 +143,33 @@ def _torch_rrelu(
     return NotImplemented if generator is not None else _rrelu(masks, input, lower, upper, training, inplace)
 
 
+def _rand(masks: Masks, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Any:
+    """Draw as `torch.rand`; options that say more than where and of which type are left to torch."""
+    if any(value not in (None, False, torch.strided) for value in more.values()):
+        return NotImplemented
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int | torch.SymInt) else size
+    drawn = masks.uniform(tuple(shape), dtype or torch.get_default_dtype())
+    return drawn.to(torch.get_default_device() if device is None else device)
+
+
+def _rand_like(
+    masks: Masks, input: Tensor, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
+) -> Any:
+    if any(value not in (None, False, torch.strided, torch.preserve_format) for value in more.values()):
+        return NotImplemented
+    return masks.uniform(input.shape, dtype or input.dtype).to(input.device if device is None else device)
+
+
+def _bernoulli(
+    inplace: bool, masks: Masks, input: Tensor, p: float | Tensor | None = None, *, generator: Any = None, **more: Any
+) -> Any:
+    """Draw ones with probability p; without one, `input` holds the probabilities."""
+    if generator is not None or more:
+        return NotImplemented
+    rates = p if p is not None else 0.5 if inplace else input
+    return _given(input, (masks.uniform(input.shape) < rates).to(input.dtype), inplace)
+
+
 def _attention(
     masks: Masks,
     query: Tensor,
@@ -156,6 +184,8 @@ def _attention(
 ) -> Any:
     """Torch's attention by the formula in its documentation; rows in which everything is masked give zeros."""
     if not _drops(dropout_p, True) or (is_causal and attn_mask is not None):  # which torch refuses
+        return NotImplemented
+    if attn_mask is not None and not (attn_mask.is_floating_point() or attn_mask.dtype == torch.bool):  # this, too
         return NotImplemented
     if enable_gqa:
         times = query.size(-3) // key.size(-3)
@@ -229,6 +259,10 @@ def _table() -> dict[Any, Replacement]:
         (partial(_torch_rrelu, False), [torch.rrelu], [aten.rrelu]),
         (partial(_torch_rrelu, True), [torch.rrelu_], [aten.rrelu_]),
         (_attention, [F.scaled_dot_product_attention], [aten.scaled_dot_product_attention]),
+        (_rand, [torch.rand], [aten.rand]),
+        (_rand_like, [torch.rand_like], [aten.rand_like]),
+        (partial(_bernoulli, False), [torch.bernoulli, Tensor.bernoulli, aten.bernoulli.p], [aten.bernoulli]),
+        (partial(_bernoulli, True), [Tensor.bernoulli_, aten.bernoulli_.float, aten.bernoulli_.Tensor], []),
         (_multi_head_attention, [F.multi_head_attention_forward], []),
     ]
     return {

@@ -37,6 +37,7 @@ class Needs:
     counts_steps: bool = False  # the method sets the number of mini-batches in a round, so the batching must not
     batch_sizes: Sizes = equal_batches
     smallest_batch: int | None = None  # of any client in any round, if known; the run's by default
+    merges_batches: bool = False  # so each tensor that crosses a cut must have a row for each sample
     full_precision: bool = False  # it compares passes whose small differences bfloat16 may round away
 
 

@@ -45,7 +45,7 @@ class MergeSFL:
 
     @property
     def needs(self) -> Needs:
-        return Needs(batch_sizes=self.sizes)
+        return Needs(batch_sizes=self.sizes, merges_batches=True)
 
     def start(self, server: Server, fed: Fed) -> State:
         return with_one_server(self.model, self.server_opt, server, fed)

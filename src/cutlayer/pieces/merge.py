@@ -15,7 +15,7 @@ from cutlayer.core.values import PerClient
 def finite_or_zero(z: Crossing) -> Crossing:
     """Replace activations that are not finite: through the merged batch they would reach other clients."""
     ok = is_finite(z)
-    return tree.map(lambda a: torch.where(ok, a, 0), z)
+    return tree.map(lambda a: torch.where(ok, a, torch.zeros_like(a)), z)  # a mask of booleans stays one
 
 
 def watched(progress: Progress, z: Crossing, loss: Tensor) -> Progress:

@@ -100,6 +100,12 @@ def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
             plan.augment(tree.map(lambda a: a[None], few.x), [0])
         plan.method.model.rehearse(few.x, few.y, few.num_classes)
     plan.method.model.prove(few.x, few.y)
+    if needs.merges_batches and (names := plan.method.model.without_rows(few.x)):
+        raise ConfigError(
+            f"this method merges the clients' batches, but {names[0]!r}, which crosses the cut, has no row for each "
+            "sample: it is a client's own for all of its samples. Cut elsewhere, or take a method that keeps clients "
+            "apart, such as sfl_v1 or sfl_v2"
+        )
 
 
 def _warn(plan: RunPlan) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from cutlayer.errors import CutError
+from cutlayer.split.untrained import received, sent, untrained
 
 MOST_CROSSING = 8  # tensors at a cut that nobody asked for by name
 _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "item", "tolist", "stride"})
@@ -128,15 +129,15 @@ def units_from(
         stops[_end_of(path, traced, type(model).__name__)] = path
     output = len(traced.steps) - 1
     stops[output] = stops.pop(output - 1, "")  # the output node belongs to the last unit
+    masks = untrained(traced.graph, model)
     used: set[str] = set()
     units = []
     start: list[fx.Node] = []
     first = 0
     for last in sorted(stops):
         piece = traced.steps[first : last + 1]
-        module = fx.GraphModule(
-            _referred(model, traced, graph := _graph_of(traced, piece, start, first == 0)), graph, type(model).__name__
-        )
+        graph = _graph_of(traced, piece, start, masks, first == 0)
+        module = fx.GraphModule(_referred(model, traced, graph), graph, type(model).__name__)
         end = last - 1 if piece[-1].op == "output" and len(piece) > 1 else last
         name = _unique(stops[last] or _named_by(traced.steps[end]), used)
         units.append(Unit(name, module, tuple(traced.begins[first]), tuple(traced.ends[end])))
@@ -274,8 +275,13 @@ def _role(node: fx.Node) -> str:
     return str(node.target) if node.op == "placeholder" else "mask" if is_mask else node.name
 
 
-def _graph_of(traced: Traced, piece: list[fx.Node], start: list[fx.Node], is_first: bool) -> fx.Graph:
-    """Return the steps of a piece as a graph of one input, `x`: what the piece before hands over, or the model's."""
+def _graph_of(
+    traced: Traced, piece: list[fx.Node], start: list[fx.Node], masks: Collection[fx.Node], is_first: bool
+) -> fx.Graph:
+    """Return the steps of a piece as a graph of one input, `x`: what the piece before hands over, or the model's.
+
+    Among several tensors that cross, masks have no gradient.
+    """
     graph = fx.Graph()
     x = graph.placeholder("x")
     known: dict[fx.Node, fx.Node] = {}
@@ -283,6 +289,8 @@ def _graph_of(traced: Traced, piece: list[fx.Node], start: list[fx.Node], is_fir
     if traced.by_name if is_first else len(start) > 1:
         names = {node: str(node.target) for node in given} if is_first else names_of(given)
         known |= {node: graph.call_function(operator.getitem, (x, name)) for node, name in names.items()}
+        if not is_first:
+            known |= {node: graph.call_function(received, (known[node],)) for node in given if node in masks}
     else:
         known[given[0]] = x
     first_tensor = known[given[0]]
@@ -309,6 +317,8 @@ def _graph_of(traced: Traced, piece: list[fx.Node], start: list[fx.Node], is_fir
     last = piece[-1]
     if last.op != "output":
         crossing = traced.crossing[traced.steps.index(last)]
+        if len(crossing) > 1:
+            known |= {node: graph.call_function(sent, (known[node],)) for node in crossing if node in masks}
         out = {name: known[node] for node, name in names_of(crossing).items()}
         graph.output(out if len(out) > 1 else known[crossing[0]])
     return graph

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutlayer.core import tree
+from cutlayer.core.calculus import by_name
 from cutlayer.core.masks import Key
 from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import ConfigError, CutError
@@ -211,6 +212,21 @@ class Split:
         client, server = self.initial()
         cuts = [cut for cut in (self.cut, self.head) if cut is not None]
         compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y))
+
+    @torch.no_grad()
+    def without_rows(self, x: Any) -> tuple[str, ...]:
+        """Return the names of the tensors at a cut whose first axis is not the samples: it does not grow with them."""
+        client, server = self.initial()
+        once, twice = ([self.lower(client, x, 0)[0]] for x in (x, tree.map(lambda a: torch.cat([a, a]), x)))
+        if self.u_shaped:
+            for z in (once, twice):
+                z.append(self.upper(server, z[0], 0)[0])
+        pairs = [
+            (name, a, by_name(more)[name])
+            for z, more in zip(once, twice, strict=True)
+            for name, a in by_name(z).items()
+        ]
+        return tuple(name for name, a, more in pairs if not a.dim() or len(more) != 2 * len(a))
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
         """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.

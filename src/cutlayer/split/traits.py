@@ -15,8 +15,8 @@ BY_KEY = masks.NAMES
 ATTENTION = "scaled_dot_product_attention"
 # fmt: off
 OTHERWISE = frozenset({
-    "gumbel_softmax", "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "exponential_",
-    "poisson", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+    "gumbel_softmax", "multinomial", "normal", "normal_", "uniform_", "exponential_", "poisson", "randn", "randint",
+    "randperm", "randn_like", "randint_like",
 })
 # fmt: on
 
