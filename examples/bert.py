@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import torch
-from tokenizers import BertWordPieceTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForSequenceClassification
 
 import cutlayer as cl
@@ -28,8 +28,11 @@ if not (given.data / "sst2.parquet").exists():
 rows = parquet.read_table(given.data / "sst2.parquet").to_pylist()
 train_rows = [row for row in rows if row["split"] == "train" and len(row["text"]) > 30][: given.samples]
 test_rows = [row for row in rows if row["split"] == "test"]
-tokenizer = BertWordPieceTokenizer()
-tokenizer.train_from_iterator((row["text"] for row in train_rows), vocab_size=2000, show_progress=False)
+tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))  # training WordPiece gives other tokens in every process
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=["[PAD]", "[UNK]", "[CLS]"], show_progress=False)
+tokenizer.train_from_iterator((row["text"] for row in train_rows), trainer)
+tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
 tokenizer.enable_truncation(24)
 tokenizer.enable_padding(length=24)
 
@@ -47,7 +50,7 @@ torch.manual_seed(0)
 shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 bert = BertForSequenceClassification(BertConfig(vocab_size=tokenizer.get_vocab_size(), num_labels=2, **shape))
 split = cl.Split(bert, cut="bert.encoder.layer.0", sample=train.x)
-print(f"{len(train)} phrases, {tokenizer.get_vocab_size()} tokens; units: {', '.join(split.units)}")
+print(f"{len(train)} phrases; at the client: {', '.join(split.units[: split.cut])}")
 
 opt = cl.adamw(2e-3)
 result = cl.train(

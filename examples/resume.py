@@ -24,7 +24,7 @@ def train(folder: str, **options: Any) -> cl.Result:
     net = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.2), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 10)
     )
-    opt = cl.sgd(0.05, momentum=0.9)
+    opt = cl.sgd(0.02, momentum=0.9)
     return cl.train(
         cl.sfl_v2(model=cl.Split(net, cut=4), client_opt=opt, server_opt=opt),
         digits.train,

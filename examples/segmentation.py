@@ -48,8 +48,8 @@ def iou(out: Tensor, y: Tensor) -> Tensor:
 
 torch.manual_seed(0)
 split = cl.Split(UNet(), cut="down", head="last")
-print("at the client:", ", ".join(split.units[: split.cut] + split.units[split.head :]))
-print("at the server:", ", ".join(split.units[split.cut : split.head]))
+for place, held in zip(("client", "server"), split.sides, strict=True):
+    print(f"layers at the {place}: {', '.join(sorted({name.rpartition('.')[0] for name in held}))}")
 method = cl.sfl_v2(model=split, client_opt=cl.adam(0.005), server_opt=cl.adam(0.005))
 train, test = discs(400, seed=0), discs(100, seed=1)
 result = cl.train(
@@ -57,4 +57,5 @@ result = cl.train(
 )
 for record in result.history[::2]:
     print(f"round {record['round']}: loss {record['test_loss']:.3f}, IoU {record['test_iou']:.3f}")
-print("kinds that crossed:", ", ".join(sorted(result.history[-1]["bytes"])))
+sent = [kind for kind in result.history[-1]["bytes"] if kind.startswith("up_")]
+print(f"sent by clients: {', '.join(sorted(sent))}")
