@@ -50,12 +50,15 @@ torch.manual_seed(0)
 split = cl.Split(UNet(), cut="down", head="last")
 for place, held in zip(("client", "server"), split.sides, strict=True):
     print(f"layers at the {place}: {', '.join(sorted({name.rpartition('.')[0] for name in held}))}")
-method = cl.sfl_v2(model=split, client_opt=cl.adam(0.005), server_opt=cl.adam(0.005))
 train, test = discs(400, seed=0), discs(100, seed=1)
+client, _ = split.initial()
+crossing, _ = split.lower(client, test.x[:1], key=0)
+print("crosses the cut:", ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in crossing.items()))
+method = cl.sfl_v2(model=split, client_opt=cl.adam(0.005), server_opt=cl.adam(0.005))
 result = cl.train(
     method, train, cl.iid(400, 5, key=0), rounds=8, test=test, batching=cl.Batching(size=16), metrics={"iou": iou}
 )
-for record in result.history[::2]:
+for record in result.history[1::2]:
     print(f"round {record['round']}: loss {record['test_loss']:.3f}, IoU {record['test_iou']:.3f}")
 sent = [kind for kind in result.history[-1]["bytes"] if kind.startswith("up_")]
 print(f"sent by clients: {', '.join(sorted(sent))}")

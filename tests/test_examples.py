@@ -85,7 +85,8 @@ def test_the_own_method_sends_a_quarter_of_the_bytes(tmp_path: Path) -> None:
 def test_the_segmentation_finds_the_discs_and_no_mask_leaves(tmp_path: Path) -> None:
     out = printed(tmp_path, "segmentation")
     assert numbers(r"IoU ([\d.]+)", out)[-1] > 0.7
-    assert "up_labels" not in out and "up_activations" in out
+    assert "crosses the cut: first_1 (8, 24, 24), hidden (8, 12, 12)\n" in out
+    assert "sent by clients: up_activations, up_gradients, up_model, up_scalars\n" in out
 
 
 @pytest.mark.slow
@@ -144,14 +145,32 @@ def test_the_notebook_begins_with_the_ten_lines_of_the_readme() -> None:
 @pytest.mark.parametrize("build", [cl.sfl_v1, cl.sfl_v2])
 def test_bert_trains_to_the_same_numbers_on_every_engine(build: Callable[..., Any]) -> None:
     data = phrases()
-    loop = one_round(build, data, "loop")
+    loop = trained(build, data, "loop")
     for engine in ("vmap", "auto"):
-        other = one_round(build, data, engine)
+        other = trained(build, data, engine)
         assert other.engine == "vmap"
         torch.testing.assert_close(other.state_dict, loop.state_dict, rtol=1e-9, atol=1e-9)
         for key in ("loss", "test_loss"):
             assert other.history[-1][key] == pytest.approx(loop.history[-1][key], abs=1e-9)
-    assert one_round(build, data, "loop", dropout=0.0).history[-1]["loss"] != pytest.approx(loop.history[-1]["loss"])
+    assert trained(build, data, "loop", dropout=0.0).history[-1]["loss"] != pytest.approx(loop.history[-1]["loss"])
+
+
+def test_the_trained_bert_is_one_of_transformers() -> None:
+    data = phrases()
+    result = trained(cl.sfl_v1, data, "auto")
+    whole = bert().eval()
+    whole.load_state_dict(result.state_dict)
+    with torch.no_grad():
+        loss = whole(**data.x, labels=data.y).loss
+    assert result.history[-1]["test_loss"] == pytest.approx(loss.item(), abs=1e-9)
+
+
+def test_bert_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    data = phrases()
+    whole = trained(cl.sfl_v2, data, rounds=3, out=tmp_path / "whole")
+    trained(cl.sfl_v2, data, rounds=1, out=tmp_path / "parts")
+    resumed = trained(cl.sfl_v2, data, rounds=3, out=tmp_path / "parts", resume=True)
+    assert all(torch.equal(resumed.state_dict[name], value) for name, value in whole.state_dict.items())
 
 
 def phrases() -> cl.Arrays:
@@ -169,7 +188,7 @@ def phrases() -> cl.Arrays:
     return cl.from_dataset(items, pad=0)
 
 
-def one_round(build: Callable[..., Any], data: cl.Arrays, engine: str, dropout: float = 0.1) -> cl.Result:
+def bert(dropout: float = 0.1) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -181,8 +200,13 @@ def one_round(build: Callable[..., Any], data: cl.Arrays, engine: str, dropout: 
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    bert = transformers.BertForSequenceClassification(config).double()
-    split, opt = cl.Split(bert, cut="bert.encoder.layer.0", sample=data.x), cl.adamw(0.01)
+    return transformers.BertForSequenceClassification(config).double()
+
+
+def trained(
+    build: Callable[..., Any], data: cl.Arrays, engine: str = "auto", dropout: float = 0.1, **options: Any
+) -> cl.Result:
+    split, opt = cl.Split(bert(dropout), cut="bert.encoder.layer.0", sample=data.x), cl.adamw(0.01)
     method = build(model=split, client_opt=opt, server_opt=opt)
-    batching = cl.Batching(size=4, drop_last=False)
-    return cl.train(method, data, cl.iid(46, 3, key=0), rounds=1, test=data, batching=batching, engine=engine)
+    options = {"rounds": 1, "test": data, "batching": cl.Batching(size=4, drop_last=False), **options}
+    return cl.train(method, data, cl.iid(46, 3, key=0), engine=engine, **options)
