@@ -14,7 +14,7 @@ from cutlayer.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(cutlayer.__file__).parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN_ELSEWHERE = ("own-work.md",)  # its Python is in files: test_own_work.py writes and runs them
 METHOD_PAGES = [ROOT / "docs" / "methods" / f"{name}.md" for name in METHODS]
 

@@ -254,6 +254,36 @@ def test_another_loss_may_have_any_number_of_outputs() -> None:
     assert sim.round(sim.start()).round == 1
 
 
+def regression() -> Arrays:
+    data = images()
+    return Arrays(x=data.x, y=data.x.mean((1, 2, 3)))
+
+
+def test_cross_entropy_of_real_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat()), regression())
+    assert str(error.value) == (
+        "the loss is cross entropy, which is for classes, but the targets are real numbers; choose another, such as "
+        "loss = 'mse' in a run file, or loss=lambda out, y: F.mse_loss(out.squeeze(1), y) of a Split"
+    )
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.L1Loss(), lambda out, y: F.huber_loss(out, y)])
+def test_a_loss_that_would_compare_each_output_with_all_targets_is_refused(loss: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulation(method_of("sfl_v1", flat().append(nn.Linear(10, 1).double()), loss=loss), regression())
+    assert str(error.value) == (
+        "the loss would broadcast outputs of the shape (2, 1) and targets of the shape (2,); make them equal, such as "
+        "loss=lambda out, y: F.mse_loss(out.squeeze(1), y)"
+    )
+
+
+def test_probabilities_are_targets_of_cross_entropy() -> None:
+    data = images()
+    sim = simulation(method_of("sfl_v1", flat()), Arrays(x=data.x, y=F.one_hot(data.y, 10).double()))
+    assert sim.round(sim.start()).round == 1
+
+
 # -- random numbers that no module tells of -------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Checks of a model on a few samples, and error messages for a model that does not fit the data."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,12 +20,35 @@ def generators(cuda_devices: list[int]) -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
 
 
-def check_classes(loss: Callable[..., Tensor], out: Any, num_classes: int | None) -> None:
-    """Refuse too few outputs: cross entropy fails only at the first sample of a class without an output."""
+def first_loss(loss: Callable[..., Tensor], out: Any, y: Tensor, num_classes: int | None) -> Any:
+    """Return the loss of the outputs; refuse what would fail later, or train something else."""
+    if _is_cross_entropy(loss) and isinstance(out, Tensor):
+        _check_classes(out, y, num_classes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # torch's word for broadcasting (n, 1) and (n,)
+        try:
+            return loss(out, y)
+        except UserWarning as warning:
+            raise ConfigError(
+                f"the loss would broadcast outputs of the shape {tuple(out.shape)} and targets of the shape "
+                f"{tuple(y.shape)}; make them equal, such as loss=lambda out, y: F.mse_loss(out.squeeze(1), y)"
+            ) from warning
+
+
+def _is_cross_entropy(loss: Callable[..., Tensor]) -> bool:
     while isinstance(loss, functools.partial):
         loss = loss.func
-    entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    if not entropy or num_classes is None or not isinstance(out, Tensor) or not out.dim():
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def _check_classes(out: Tensor, y: Tensor, num_classes: int | None) -> None:
+    """Refuse numbers as classes, and too few outputs: that fails only at the first sample of a class without one."""
+    if y.is_floating_point() and y.shape != out.shape:
+        raise ConfigError(
+            "the loss is cross entropy, which is for classes, but the targets are real numbers; choose another, such "
+            "as loss = 'mse' in a run file, or loss=lambda out, y: F.mse_loss(out.squeeze(1), y) of a Split"
+        )
+    if num_classes is None or not out.dim():
         return
     outputs = out.shape[1] if out.dim() > 1 else out.shape[0]
     if outputs < num_classes:

@@ -18,7 +18,7 @@ from cutlayer.split.cuts import cut_number, head_number, place_of, refuse_shared
 from cutlayer.split.drawing import first_draw
 from cutlayer.split.graphs import Unit
 from cutlayer.split.proof import compare
-from cutlayer.split.rehearsal import check_classes, generators, misfit
+from cutlayer.split.rehearsal import first_loss, generators, misfit
 from cutlayer.split.segment import Body, Segment, Values
 from cutlayer.split.units import preloaded, shell, skeleton, units_of, untied
 
@@ -189,8 +189,7 @@ class Split:
             before = generators(devices)
             try:
                 out, buffers = self.whole(model, x, key=0)
-                check_classes(self.loss, out, num_classes)
-                loss = self.loss(out, y)
+                loss = first_loss(self.loss, out, y, num_classes)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise ConfigError(misfit(error, x, model)) from error
             drew = any(not torch.equal(a, b) for a, b in zip(before, generators(devices), strict=True))
