@@ -65,7 +65,7 @@ def compare(
         ),
     ] = False,
 ) -> None:
-    """Compare finished runs: accuracy or another metric, rounds and time to a target, speed-up, bytes, the paper's.
+    """Compare finished runs: a metric, rounds and time to a target, speed-up, bytes, and the paper's numbers.
 
     Runs that differ only in their seed share a row: mean ± standard deviation. Only seeds that all runs have are
     compared, in the rounds in which all were evaluated, and differences are seed by seed. Runs whose names agree up to

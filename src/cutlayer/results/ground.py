@@ -54,8 +54,11 @@ def _with(group: Group, trials: Sequence[Trial]) -> Group:
 
 
 def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
-    """Return the rounds in which all were evaluated; a run that ended by a rule of its own has no say after its end."""
-    last = {t.path: max(t.evaluated) if ended_early(t.run, t.history) else None for t in trials}
+    """Return the rounds in which all were evaluated.
+
+    A run that ended by a rule of its own, or in which nobody could train any more, has no say after its end.
+    """
+    last = {t.path: max(t.evaluated) if t.lost or ended_early(t.run, t.history) else None for t in trials}
     rounds = sorted({r for t in trials for r in t.evaluated})
 
     def agrees(trial: Trial, number: int) -> bool:

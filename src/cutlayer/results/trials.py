@@ -15,7 +15,7 @@ from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import Converged
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import with_engines_of
-from cutlayer.runs.stopping import Record
+from cutlayer.runs.stopping import Record, nobody_trained
 
 NEEDED = ("round", "samples", "bytes")  # in every record
 
@@ -141,6 +141,11 @@ class Trial:
     def stopped(self) -> int:
         """The number of clients that had to stop, summed over the rounds."""
         return sum(r.get("stopped", 0) for r in self.history)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody could train any more."""
+        return nobody_trained({"loss": None, "stopped": 0, **self.history[-1]})
 
     def rounds_to(self, target: float | None) -> int | None:
         """Return the first round that reaches the target; no target is never reached."""
