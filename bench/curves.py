@@ -71,8 +71,8 @@ def inside(trial: Trial, window: Window) -> list[float]:
     """The accuracies measured in a window; none unless the run has come to its end."""
     if length(trial, window.axis) < window.last:
         return []
-    places = trial.samples if window.axis == "samples" else {number: number for number in trial.accuracies}
-    return [100 * a for number, a in trial.accuracies.items() if window.first <= places[number] <= window.last]
+    places = trial.samples if window.axis == "samples" else {number: number for number in trial.values}
+    return [100 * a for number, a in trial.values.items() if window.first <= places[number] <= window.last]
 
 
 def level(group: Group, window: Window) -> Level | None:
@@ -103,8 +103,8 @@ def gain(group: Group, base: Group, window: Window) -> Level | None:
 
 def mean_curve(trials: Sequence[Trial], least: int = 1) -> Curve:
     """The mean over the seeds that measured a round, in rounds that at least so many measured."""
-    numbers = sorted({number for trial in trials for number in trial.accuracies})
-    found = {n: [100 * trial.accuracies[n] for trial in trials if n in trial.accuracies] for n in numbers}
+    numbers = sorted({number for trial in trials for number in trial.values})
+    found = {n: [100 * trial.values[n] for trial in trials if n in trial.values] for n in numbers}
     return {number: fmean(values) for number, values in found.items() if len(values) >= least}
 
 

@@ -88,6 +88,8 @@ FROZEN = {
     },
     "compare": {
         "paths",
+        "--metric",
+        "--mode",
         "--target",
         "--together",
         "--figure",

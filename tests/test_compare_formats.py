@@ -155,7 +155,7 @@ def test_rounds_of_different_lengths_meet_in_the_evaluations_of_the_coarser_run(
     of_samples(left(tmp_path, batches, [0.1, 0.1, 0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]), 8)  # after 48
     comparison = compared(tmp_path)
     panel = alone(comparison)
-    assert [list(t.accuracies) for g in panel.groups for t in g.trials] == [[4, 8, 12], [1, 2, 3]]
+    assert [list(t.values) for g in panel.groups for t in g.trials] == [[4, 8, 12], [1, 2, 3]]
     assert [g.samples_to(panel.target) for g in panel.groups] == [(40, 64), (64, 64)]
     assert [rows(comparison)[name]["speed_up"] for name in ("mergesfl", "sfl_v1")] == [None, 1.0]  # not 64 / 48
 
@@ -344,7 +344,7 @@ def test_traffic_in_every_format(three: Path, say: Any) -> None:  # noqa: F811
     ("words", "message"),
     [
         ("--bold-best", "--bold-best is about LaTeX; add --format latex"),
-        ("--per-seed --traffic", "--per-seed is about accuracies; leave out --traffic"),
+        ("--per-seed --traffic", "--per-seed is about accuracies and other metrics; leave out --traffic"),
     ],
 )
 def test_options_that_would_say_nothing(three: Path, say: Any, words: str, message: str) -> None:  # noqa: F811

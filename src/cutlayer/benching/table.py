@@ -82,14 +82,13 @@ def _meaning(case: Mapping[str, Any], head: Sequence[str]) -> list[str]:
     if case["end_to_end"]:
         return [
             "The median round and the best one, with the drawing of batches, aggregation and evaluation. "
-            f"Rounds: {case['turns']},",
-            f"and {WARM_UP} to warm up. First loss: of the first round.",
+            f"Rounds: {case['turns']}, and {WARM_UP} to warm up. First loss: of the first round.",
             *(line for line in meanings if line != MEANINGS["first loss"]),
         ]
     return [
         f"Turns alternate, and their median counts. Turns: {case['turns']}, and {WARM_UP} to warm up; steps in each: "
         f"{case['steps']}.",
-        "In a step every client computes forward, loss and backward and updates both halves; then the server-side",
+        "In a step every client computes forward, loss and backward and updates both halves; then the server-side "
         "momenta are fused. Engines run whole rounds of so many steps.",
         *meanings,
     ]

@@ -88,7 +88,7 @@ def bench(
     if as_json:
         show.result(document, machine=True)
     else:
-        typer.echo(benching.text(document))
+        show.prose(*benching.text(document).splitlines())
     if output is not None:
         _write(document, output)
         typer.echo(f"document: {output}", err=as_json)

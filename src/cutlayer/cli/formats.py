@@ -22,6 +22,8 @@ ESCAPES = {
     "×": r"$\times$",
     "÷": r"$\div$",
     "–": "--",
+    "²": "$^2$",
+    "↓": r"$\downarrow$",
     ">": "$>$",
     "<": "$<$",
     "|": "$|$",
@@ -56,7 +58,8 @@ def shown(
 def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """Return lines of CSV; what is missing is empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    columns = dict.fromkeys(key for record in records for key in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue().rstrip("\n")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from cutlayer.cli import show
@@ -66,8 +65,8 @@ def keys(
     rows = [_cells(party) for party in changed or parties]
     table = plain_table(heads, rows, left={*heads} - {"number"}, fold=["copy to it"], title=f"keys in {folder}")
     show.result(document, table, machine=as_json)
-    for line in [] if as_json else _advice(folder, parties, changed, fresh):
-        typer.echo(line)
+    if not as_json:
+        show.prose(*_advice(folder, parties, changed, fresh))
 
 
 def _row(party: "Party") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from cutlayer.cli.tables import NONE, Section, plain_table
 from cutlayer.core.text import time_unit
 from cutlayer.recipes.recipe import Published, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
+from cutlayer.results.measures import ACCURACY, Measure
 from cutlayer.results.paired import Difference
 from cutlayer.results.report import Comparison, Factor, Panel
 from cutlayer.results.trials import Group, Reach, Span, Spread
@@ -28,7 +29,7 @@ class RunColumn(NamedTuple):
 def sections(found: Comparison, *, per_seed: bool = False, bold_best: bool = False) -> list[Section]:
     """Return a table for each panel, and with the last panel of a recipe what its paper says.
 
-    In print, the best accuracy is bold if it is above each other with confidence, or with `bold_best` in any case.
+    In print, the best value is bold if it is better than each other with confidence, or with `bold_best` in any case.
     """
     made = []
     for i, panel in enumerate(found.panels):
@@ -66,11 +67,13 @@ def _columns(panel: Panel) -> Iterator[RunColumn]:
     """Yield the columns, the most important first; beside a paper's numbers only what papers print."""
     papers = [p for g in panel.groups if (p := panel.published(g)) is not None]
     paper_like = bool(papers) or panel.race == "converged"
-    digits = 2 if paper_like else 1
-    yield RunColumn("best\naccuracy %", lambda _, g: accuracy(g.best, digits))
+    measure, scale = panel.measure, panel.measure.scale
+    best = None if panel.best is None else panel.best.best
+    digits = 2 if paper_like else measure.digits(None if best is None else best.mean)
+    yield RunColumn(f"best\n{measure.head}", lambda _, g: _value(g.best, scale, digits))
     yield from _published(papers, "paper\naccuracy %", _published_accuracy)
     if len(panel.groups) > 1 and panel.race != "converged" and any(panel.difference(g) for g in panel.groups):
-        yield RunColumn(f"{_versus(panel)}\n[95 %]", lambda p, g: _difference(p.difference(g), digits))
+        yield RunColumn(f"{_versus(panel)}\n[95 %]", lambda p, g: _difference(p.difference(g), scale, digits))
     if panel.race == "converged":
         yield from _converged_columns(panel, papers)
     if panel.target is not None:
@@ -78,7 +81,7 @@ def _columns(panel: Panel) -> Iterator[RunColumn]:
     if any(g.stopped for g in panel.groups):
         yield RunColumn("stopped\nclients", lambda _, g: str(g.stopped))
     if panel.race != "converged" and (not papers or panel.axis == "samples"):
-        yield RunColumn("final\naccuracy %", lambda _, g: accuracy(g.final, digits))
+        yield RunColumn(f"final\n{measure.head}", lambda _, g: _value(g.final, scale, digits))
     yield RunColumn("seeds", lambda _, g: str(len(g.trials)), printed=False)
     yield RunColumn("rounds", lambda _, g: _range(g.rounds), printed=False)
     if panel.axis == "samples":
@@ -178,17 +181,24 @@ def _ground(panel: Panel) -> Iterator[str]:
         yield f"compared: seed {_listed(ground.seeds)}, which all runs have; left out: seed {left}"
     if not ground.meets:
         yield "these runs have no evaluation in common, so they are shown and not compared; give them one eval_every"
-    counts = [len(t.accuracies) for g in panel.groups for t in g.trials]
-    if any(t.accuracies != t.measured for g in panel.groups for t in g.trials):
+    counts = [len(t.values) for g in panel.groups for t in g.trials]
+    if any(t.values != t.measured for g in panel.groups for t in g.trials):
         who = "all runs" if several else "all seeds"
-        yield f"accuracies, R and T: of the {_range(counts)} evaluations that {who} have"
+        what = "accuracies" if panel.measure == ACCURACY else panel.measure.words
+        yield f"{what}, R and T: of the {_range(counts)} evaluations that {who} have"
     if any(panel.difference(g) for g in panel.groups):
         yield (
-            f"{_versus(panel)}: points of best accuracy above it, seed by seed, with the 95 % interval of Student's t "
-            "where there are two seeds"
+            f"{_versus(panel)}: {_above(panel.measure)}, seed by seed, with the 95 % interval of Student's t where "
+            "there are two seeds"
         )
     if not all(span.exact for g in panel.groups if (span := panel.arrival(g).rounds) is not None):
         yield "a–b: reached between two evaluations, from a to b"
+
+
+def _above(measure: Measure) -> str:
+    """Say what the sign of a difference means."""
+    best = f"points of best {measure.words}" if measure.is_share else f"best {measure.words}"
+    return f"{best} above it" if measure.goal == "max" else f"{best} above it, so below 0 is better"
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -206,7 +216,8 @@ def _race(panel: Panel) -> str:
     if panel.target is None:
         took = panel.groups[0].simulated if len(panel.groups) == 1 else None
         return panel.rule if took is None else f"{panel.rule}; simulated time of all rounds: {took:,.1f} s"
-    goal = f"the target {100 * panel.target:.1f} % ({panel.rule})"
+    or_less = " or less" if panel.measure.goal == "min" else ""
+    goal = f"the target {panel.measure.told(panel.target)}{or_less} ({panel.rule})"
     if panel.axis == "samples":
         return f"samples until the first evaluation that reaches {goal}; speed-up against {panel.reference.label}"
     target = f"R: first round that reaches {goal}"
@@ -227,24 +238,29 @@ def _stated(statement: Statement, ours: float | None) -> str:
 
 def accuracy(spread: Spread | None, digits: int = 1) -> str:
     """Format a mean in per cent, with its deviation if there is one."""
+    return _value(spread, 100, digits)
+
+
+def _value(spread: Spread | None, scale: float, digits: int) -> str:
+    """Format a mean, with its deviation if there is one."""
     if spread is None:
         return NONE
-    return f"{100 * spread.mean:.{digits}f}" + ("" if spread.std is None else f" ± {100 * spread.std:.{digits}f}")
+    return f"{scale * spread.mean:.{digits}f}" + ("" if spread.std is None else f" ± {scale * spread.std:.{digits}f}")
 
 
 def _published_accuracy(paper: Published) -> str:
     return "" if paper.accuracy is None else _spread(Spread(paper.accuracy, paper.std), 1)
 
 
-def _difference(found: Difference | None, digits: int) -> str:
-    """Format points with their interval: +3.1 [1.0, 5.2]."""
+def _difference(found: Difference | None, scale: float, digits: int) -> str:
+    """Format a difference with its interval: +3.1 [1.0, 5.2]; one that rounds to 0 has no minus."""
     if found is None:
         return NONE
-    points = f"{100 * found.mean:+.{digits}f}"
+    mean = f"{scale * found.mean:+z.{digits}f}"
     if found.interval is None:
-        return points
-    low, high = (f"{100 * end:.{digits}f}" for end in found.interval)
-    return f"{points} [{low}, {high}]"
+        return mean
+    low, high = (f"{scale * end:z.{digits}f}" for end in found.interval)
+    return f"{mean} [{low}, {high}]"
 
 
 def _spread(spread: Spread | None, size: float, without: str = NONE) -> str:
@@ -281,7 +297,7 @@ def _factor(factor: Factor | None) -> str:
 
 def _rounds(reach: Reach, group: Group) -> str:
     if reach.rounds is None:
-        return f">{min(max(t.accuracies, default=len(t.history)) for t in group.trials)}"
+        return f">{min(max(t.values, default=len(t.history)) for t in group.trials)}"
     return _span(reach.rounds, "{:,.1f}") + ("" if reach.by_all else f" ({reach.reached}/{reach.seeds})")
 
 

@@ -10,7 +10,8 @@ from fractions import Fraction
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cutlayer.core.text import human_bytes, human_seconds, percent
+from cutlayer.core.text import human_bytes, human_seconds
+from cutlayer.results.measures import default, measured
 from cutlayer.runs.config import Run
 from cutlayer.runs.stopping import Record
 
@@ -25,7 +26,7 @@ class Status:
         self.run = run
         self.share = Fraction(0)  # done so far: of the rounds or of the samples, whichever limit comes first
         self.place = f"0/{run.rounds}"
-        self.accuracy: float | None = None  # as last measured
+        self.evaluations: list[Record] = []  # the last, if there is one
         self.loss: float | None = None
         self.bytes = 0
         self.stopped = 0
@@ -38,15 +39,22 @@ class Status:
         if budget is not None:
             self.share = max(self.share, min(Fraction(samples, budget), Fraction(1)))
             self.place += f", {samples:,}/{budget:,} samples"
-        self.accuracy = record.get("test_accuracy", self.accuracy)
+        if len(measured([record])) > 1:  # not just the loss of training
+            self.evaluations = [record]
         self.loss = record["loss"]
         self.bytes = sum(record["bytes"].values())
         self.stopped += record["stopped"]
 
     def __str__(self) -> str:
         loss = "–" if self.loss is None else f"{self.loss:.3f}"
-        words = [f"accuracy {percent(self.accuracy)}", f"loss {loss}", human_bytes(self.bytes)]
+        words = [self._evaluation(), f"loss {loss}", human_bytes(self.bytes)]
         return ", ".join([*words, f"{self.stopped} stopped"] if self.stopped else words)
+
+    def _evaluation(self) -> str:
+        """Return the metric that the run would be compared by, as last measured."""
+        measure = default([self.evaluations], self.run.metrics)
+        value = self.evaluations[-1].get(measure.key) if self.evaluations else None
+        return f"{measure.words} {'–' if value is None else measure.told(value)}"
 
 
 class RunWatcher:

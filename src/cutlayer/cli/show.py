@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 LOG_WIDTH = 80  # where there is no terminal to measure
 
@@ -27,6 +28,11 @@ def people(*printed: RenderableType) -> None:
     console = Console(width=None if known else LOG_WIDTH, highlight=False)
     for part in printed:
         console.print(part)
+
+
+def prose(*lines: str) -> None:
+    """Print lines of text for people; those of a table in Markdown are not broken."""
+    people(*(Text(line, no_wrap=line.startswith("|"), overflow="ignore") for line in lines))
 
 
 def warn(lines: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cutlayer.recipes.recipe import Axis, Race
 from cutlayer.results.trials import Group, Trial
-from cutlayer.runs.stopping import diverged, ended_early
+from cutlayer.runs.stopping import ended_early
 
 NEAR = 0.25  # of the gap between two evaluations: how far apart, in samples, evaluations may be that are compared
 
@@ -39,13 +39,13 @@ def common_ground(groups: Sequence[Group], race: Race, axis: Axis) -> Ground:
         for group in groups
         if seeds and len(seeds) < len(group.trials)
     }
-    measured = [t for group in kept for t in group.trials if t.measured]
+    measured = [t for group in kept for t in group.trials if t.evaluated]
     meets = True
     if race == "rounds" and measured:
         grid = _by_samples(measured) if axis == "samples" else _by_rounds(measured)
         meets = all(grid.values())
         if meets:
-            kept = [_with(g, [replace(t, compared=grid[t.path]) if t.measured else t for t in g.trials]) for g in kept]
+            kept = [_with(g, [replace(t, compared=grid[t.path]) if t.evaluated else t for t in g.trials]) for g in kept]
     return Ground(groups=tuple(kept), seeds=tuple(sorted(seeds)), left_out=left_out, meets=meets)
 
 
@@ -54,33 +54,29 @@ def _with(group: Group, trials: Sequence[Trial]) -> Group:
 
 
 def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
-    """Return the rounds in which all were evaluated; a run that ended by a rule of its own has no say after its end."""
-    last = {t.path: max(t.measured) if _is_over(t) else None for t in trials}
-    rounds = sorted({r for t in trials for r in t.measured})
+    """Return the rounds in which all were evaluated.
+
+    A run that ended by a rule of its own, or in which nobody could train any more, has no say after its end.
+    """
+    last = {t.path: max(t.evaluated) if t.lost or ended_early(t.run, t.history) else None for t in trials}
+    rounds = sorted({r for t in trials for r in t.evaluated})
 
     def agrees(trial: Trial, number: int) -> bool:
         end = last[trial.path]
-        return number in trial.measured or (end is not None and number > end)
+        return number in trial.evaluated or (end is not None and number > end)
 
     common = frozenset(r for r in rounds if all(agrees(t, r) for t in trials))
-    return {t.path: common & t.measured.keys() for t in trials}
-
-
-def _is_over(trial: Trial) -> bool:
-    """Return whether a run would not go on if it was resumed: it met a condition of its own, or diverged."""
-    run = trial.run
-    everyone = run.per_round is None or run.per_round >= run.clients
-    return ended_early(run, trial.history) or diverged(trial.history, everyone=everyone, last=False)
+    return {t.path: common & t.evaluated for t in trials}
 
 
 def _by_samples(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
     """Return for each run the rounds of the evaluations that are nearest to those of the run that has fewest."""
-    coarsest = min(trials, key=lambda t: len(t.measured))
-    points = [coarsest.samples[r] for r in coarsest.measured]
+    coarsest = min(trials, key=lambda t: len(t.evaluated))
+    points = [coarsest.samples[r] for r in sorted(coarsest.evaluated)]
     gaps = [b - a for a, b in pairwise([0, *points])]
     found: dict[Path, set[int]] = {t.path: set() for t in trials}
     for point, gap in zip(points, gaps, strict=True):
-        nearest = {t.path: min(t.measured, key=lambda r: abs(t.samples[r] - point)) for t in trials}
+        nearest = {t.path: min(sorted(t.evaluated), key=lambda r: abs(t.samples[r] - point)) for t in trials}
         if all(abs(t.samples[nearest[t.path]] - point) <= NEAR * gap for t in trials):
             for path, number in nearest.items():
                 found[path].add(number)

@@ -26,7 +26,7 @@ class Difference(NamedTuple):
 
 
 def above(ours: Group, theirs: Group) -> Difference | None:
-    """Return by how much our best accuracy is above theirs, over the seeds that both have."""
+    """Return by how much our best value is above theirs, over the seeds that both have."""
     bests = {trial.run.seed: trial.best for trial in theirs.trials}
     pairs = [(trial.best, bests.get(trial.run.seed)) for trial in ours.trials]
     found = [a - b for a, b in pairs if a is not None and b is not None]

@@ -1,4 +1,4 @@
-"""Compare finished runs with each other and with a paper: accuracy, rounds and time to a target, speed-up."""
+"""Compare finished runs with each other and with a paper: a metric, rounds and time to a target, speed-up."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,9 @@ from cutlayer import recipes
 from cutlayer.errors import ConfigError, CutlayerError
 from cutlayer.recipes.recipe import Axis, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
+from cutlayer.results import measures
 from cutlayer.results.ground import Ground, common_ground
+from cutlayer.results.measures import ACCURACY, Measure
 from cutlayer.results.paired import Difference, above
 from cutlayer.results.surroundings import warnings
 from cutlayer.results.trials import Group, Reach, Span, Spread, Trial, crossed, find, grouped, load
@@ -18,6 +20,7 @@ from cutlayer.runs import config
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import LEAST_GAIN, PATIENCE
 from cutlayer.runs.folder import Folder
+from cutlayer.runs.metrics import Goal
 
 __all__ = ["Comparison", "Panel", "compare", "find"]
 
@@ -73,17 +76,22 @@ ITSELF = Factor(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Groups that are compared, the accuracy they race to, and the group they are measured against."""
+    """Groups that are compared, the value they race to, and the group they are measured against."""
 
     name: str  # what the names of its runs have in common
     groups: tuple[Group, ...]  # what is compared of them: common seeds, common evaluations
     whole: tuple[Group, ...]  # the same groups with everything that they have
     ground: Ground
     reference: Group
-    target: float | None  # None if no accuracy was measured, or for a run alone
+    target: float | None  # None if nothing was measured, or for a run alone
     rule: str  # where the target comes from
     recipe: Recipe  # without runs if none is known by the panel's name
     race: Race
+
+    @property
+    def measure(self) -> Measure:
+        """What the runs are compared by."""
+        return self.reference.measure
 
     @property
     def axis(self) -> Axis:
@@ -132,7 +140,7 @@ class Panel:
         return reach.rounds if reach.by_all else None
 
     def difference(self, group: Group) -> Difference | None:
-        """Return by how much its best accuracy is above its reference's, seed by seed; None for the reference."""
+        """Return by how much its best value is above its reference's, seed by seed; None for the reference."""
         reference = self.reference_of(group)
         if reference is None or group is reference or not self.ground.firm:
             return None
@@ -140,18 +148,19 @@ class Panel:
 
     @property
     def best(self) -> Group | None:
-        """The group with the highest mean of best accuracies."""
+        """The group with the best mean of best values."""
         known = [(group.best.mean, group) for group in self.groups if group.best is not None]
-        return max(known, key=lambda pair: pair[0])[1] if known else None
+        return max(known, key=lambda pair: self.measure.rank(pair[0]))[1] if known else None
 
     @cached_property
     def winner(self) -> Group | None:
-        """The group whose best accuracy is above each other's with 95 % confidence, if there is one."""
+        """The group whose best value is better than each other's with 95 % confidence, if there is one."""
         best = self.best
         if best is None or not self.ground.firm:
             return None
         leads = [above(best, other) for other in self.groups if other is not best and other.best is not None]
-        return best if leads and all(d is not None and d.is_certain and d.mean > 0 for d in leads) else None
+        rank = self.measure.rank
+        return best if leads and all(d is not None and d.is_certain and rank(d.mean) > 0 for d in leads) else None
 
     def arrival(self, group: Group) -> Reach:
         """Return when the group reaches its goal: the target, or convergence."""
@@ -184,6 +193,8 @@ class Panel:
     @property
     def statements(self) -> tuple[tuple[Statement, float | None], ...]:
         """What the paper states about runs of this panel, each with our number if there is one."""
+        if self.measure != ACCURACY:
+            return ()
         home = unscaled(self.name)
         return tuple((s, self._ours(s)) for s in self.recipe.statements if s.run.rpartition("/")[0] == home)
 
@@ -198,8 +209,8 @@ class Panel:
         return 100 * (ours - max(others)) if statement.measure == "accuracy" else min(others) / ours
 
     def published(self, group: Group) -> Published | None:
-        """Return what the paper prints for these runs."""
-        return self.recipe.published.get(unscaled(group.run.name))
+        """Return what the paper prints for these runs, whose accuracies it compares."""
+        return None if self.measure != ACCURACY else self.recipe.published.get(unscaled(group.run.name))
 
     @cached_property
     def departures(self) -> tuple[str, ...]:
@@ -229,6 +240,8 @@ class Panel:
         """Return the panel for JSON: plain numbers, accuracies as shares of 1."""
         return {
             "panel": self.name,
+            "metric": self.measure.name,
+            "goal": self.measure.goal,
             "target": self.target,
             "target_rule": self.rule,
             "reference": self.reference.label,
@@ -246,7 +259,6 @@ class Panel:
         """Return a group for JSON."""
         reach, published, factor = self.reach(group), self.published(group), self.times_reference(group)
         speed_up, difference = self.speed_up(group), self.difference(group)
-        converged, accuracy = group.convergence
         return {
             "panel": self.name,
             "label": group.label,
@@ -256,8 +268,8 @@ class Panel:
             "folders": [str(t.path) for t in group.trials],
             "rounds": list(group.rounds),
             "samples": group.samples,
-            "best_accuracy": _spread(group.best),
-            "final_accuracy": _spread(group.final),
+            f"best_{self.measure.name}": _spread(group.best),
+            f"final_{self.measure.name}": _spread(group.final),
             "difference": None if difference is None else {**difference._asdict(), "interval": difference.interval},
             "rounds_to_target": {
                 "mean": reach.mean,
@@ -269,18 +281,25 @@ class Panel:
             "simulated_seconds_to_target": reach.time,
             "speed_up": None if speed_up is None else speed_up.value,
             "speed_up_range": None if speed_up is None else [speed_up.low, speed_up.high],
-            "converged": {
-                "accuracy": _spread(accuracy),
-                "round": converged.mean,
-                "simulated_seconds": _spread(converged.spread),
-                "seeds": converged.reached,
-            },
+            "converged": self._converged(group),
             "times_reference": None if factor is None else factor.as_dict(),
             "bytes": {direction: group.bytes(direction) for direction in DIRECTIONS},
             "stopped": group.stopped,
             "seconds": group.seconds,
             "published": None if published is None else asdict(published),
             "per_seed": self.per_seed(group),
+        }
+
+    def _converged(self, group: Group) -> dict[str, Any] | None:
+        """Return when a group had converged, for JSON; only accuracies are said to converge."""
+        if self.measure != ACCURACY:
+            return None
+        reach, accuracy = group.convergence
+        return {
+            "accuracy": _spread(accuracy),
+            "round": reach.mean,
+            "simulated_seconds": _spread(reach.spread),
+            "seeds": reach.reached,
         }
 
     def per_seed(self, group: Group) -> list[dict[str, Any]]:
@@ -295,8 +314,8 @@ class Panel:
         return {
             "rounds": len(trial.history),
             "samples": trial.history[-1]["samples"],
-            "best_accuracy": trial.best,
-            "final_accuracy": trial.final,
+            f"best_{self.measure.name}": trial.best,
+            f"final_{self.measure.name}": trial.final,
             "rounds_to_target": None if arrival is None else arrival.round,
             "earliest_round": None if arrival is None else arrival.earliest,
             "simulated_seconds_to_target": None if arrival is None else trial.clock.get(arrival.round),
@@ -331,16 +350,38 @@ class Comparison:
         }
 
 
-def compare(folders: Iterable[Folder], target: float | None = None, *, together: bool = False) -> Comparison:
+def compare(
+    folders: Iterable[Folder],
+    target: float | None = None,
+    *,
+    together: bool = False,
+    metric: str | None = None,
+    goal: Goal | None = None,
+) -> Comparison:
     """Compare runs by how soon they reach a target, in one panel or in panels of names that agree up to the last word.
 
-    The target is the recipe's, by default a share of FedAvg's best accuracy in the panel.
+    The metric is by default the accuracy, or else the first that all runs of a panel have. The target is the recipe's,
+    by default a share of FedAvg's best value in the panel. `goal` is that of a metric which cutlayer does not know.
     """
     trials, skipped = _readable(folders)
+    given = (
+        None if metric is None else measures.named(metric, [t.history for t in trials], goal or _mode(trials, metric))
+    )
     homes: dict[str, list[Trial]] = {}
     for trial in trials:
         homes.setdefault("" if together else trial.run.name.rpartition("/")[0], []).append(trial)
-    return Comparison(tuple(_panel(name, home, target) for name, home in homes.items()), tuple(skipped))
+    panels = [_panel(name, _measured_by(home, given), target) for name, home in homes.items()]
+    return Comparison(tuple(panels), tuple(skipped))
+
+
+def _mode(trials: Sequence[Trial], metric: str) -> Goal | None:
+    """Return whether the metric should rise or fall, as a run that monitors it says."""
+    return next((t.run.mode for t in trials if t.run.monitor in (metric, f"test_{metric}") and t.run.mode), None)
+
+
+def _measured_by(trials: Sequence[Trial], given: Measure | None) -> list[Trial]:
+    measure = given or measures.default([t.history for t in trials])
+    return [replace(trial, measure=measure) for trial in trials]
 
 
 def _readable(folders: Iterable[Folder]) -> tuple[list[Trial], list[str]]:
@@ -369,33 +410,43 @@ def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
     by_samples = any(group.run.until_samples for group in found)
     recipe = recipes.of(name) or Recipe(runs=(), axis="samples" if by_samples else "rounds")
     whole = _in_order(found, [run.name for run in recipe.runs])
-    race = "time" if target is not None and recipe.race == "converged" else recipe.race
+    measure = found[0].measure
+    if target is not None:
+        measure.check_target(target)
+    by_convergence = recipe.race == "converged" and target is None and measure == ACCURACY
+    race = "time" if recipe.race == "converged" and not by_convergence else recipe.race
     ground = common_ground(whole, race, recipe.axis)
     groups = ground.groups
     reference, about = _reference(groups) if race == "rounds" else (groups[0], groups[0].label)
     if target is not None:
-        accuracy, rule = target, "as given"
-    elif unscaled(name) in recipe.targets:
-        accuracy, rule = recipe.targets[unscaled(name)], f"as the {'paper' if recipe.of_paper else 'recipe'} sets it"
+        goal, rule = target, "as given"
+    elif unscaled(name) in recipe.targets and measure == ACCURACY:
+        goal, rule = recipe.targets[unscaled(name)], f"as the {'paper' if recipe.of_paper else 'recipe'} sets it"
     elif race == "converged":
-        accuracy, rule = None, CONVERGED
+        goal, rule = None, CONVERGED
     elif reference.best is None:
-        accuracy, rule = None, "no accuracy was measured"
+        goal, rule = None, f"no {measure.words} was measured"
     elif len(groups) == 1:
-        accuracy, rule = None, ALONE
+        goal, rule = None, ALONE
     else:
-        accuracy, rule = recipe.share * reference.best.mean, f"{recipe.share:g} × the best accuracy of {about}"
+        goal, rule = _share(measure, recipe.share, reference.best.mean, about)
     return Panel(
         name=name,
         groups=groups,
         whole=whole,
         ground=ground,
         reference=reference,
-        target=accuracy,
+        target=goal,
         rule=rule,
         recipe=recipe,
         race=race,
     )
+
+
+def _share(measure: Measure, share: float, best: float, about: str) -> tuple[float, str]:
+    """Return the target that a share of the best value makes, and the rule in words."""
+    target, words = measure.share_of(share, best), f"the best {measure.words} of {about}"
+    return target, f"{share:g} × {words}" if target == share * best else f"{words} ÷ {share:g}"
 
 
 def _in_order(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
@@ -408,7 +459,7 @@ def _reference(groups: Sequence[Group]) -> tuple[Group, str]:
     """Return FedAvg if it is among the runs, else the best run; and how to call it."""
 
     def best(some: Sequence[Group]) -> Group:
-        return max(some, key=lambda g: g.best.mean if g.best is not None else -1.0)
+        return max(some, key=lambda g: g.measure.rank(None if g.best is None else g.best.mean))
 
     fedavg = [g for g in groups if g.run.method.name == "fedavg"]
     # A run of that name may have options; others without any may be FedAvg with another optimiser, such as FedProx.

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from cutlayer import recipes
 from cutlayer.errors import CheckpointError, ConfigError
+from cutlayer.results.measures import ACCURACY, Measure
 from cutlayer.runs import config, convergence
 from cutlayer.runs.config import Run
 from cutlayer.runs.convergence import Converged
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import with_engines_of
-from cutlayer.runs.stopping import Record
+from cutlayer.runs.stopping import Record, nobody_trained
 
 NEEDED = ("round", "samples", "bytes")  # in every record
 
@@ -102,47 +103,61 @@ class Trial:
     history: list[Record]
     seconds: float
     surroundings: dict[str, Any] = field(default_factory=dict)  # versions, machine and engine, as far as known
-    compared: frozenset[int] | None = None  # rounds whose accuracies count in a comparison; all of them by default
+    measure: Measure = ACCURACY  # what it is compared by
+    compared: frozenset[int] | None = None  # rounds whose values count in a comparison; all of them by default
+
+    @cached_property
+    def evaluated(self) -> frozenset[int]:
+        """The rounds in which the measure was taken, finite or not."""
+        return frozenset(r["round"] for r in self.history if self.measure.key in r)
 
     @cached_property
     def measured(self) -> dict[int, float]:
-        """Test accuracy by round, where it was measured."""
-        return convergence.accuracies(self.history)
+        """The measure by round, where it was taken and is finite."""
+        key = self.measure.key
+        return {r["round"]: r[key] for r in self.history if r.get(key) is not None}
 
     @cached_property
-    def accuracies(self) -> dict[int, float]:
-        """Test accuracy by round, where it is compared."""
-        return {r: a for r, a in self.measured.items() if self.compared is None or r in self.compared}
+    def values(self) -> dict[int, float]:
+        """The measure by round, where it is compared."""
+        return {r: v for r, v in self.measured.items() if self.compared is None or r in self.compared}
 
     @property
     def best(self) -> float | None:
-        return max(self.accuracies.values(), default=None)
+        return self.measure.best(self.values.values())
 
     @property
     def final(self) -> float | None:
-        return self.accuracies[max(self.accuracies)] if self.accuracies else None
+        """The last value that is compared; None if it is not finite."""
+        last = max(self.evaluated if self.compared is None else self.evaluated & self.compared, default=0)
+        return self.measured.get(last)
 
     @cached_property
     def converged(self) -> Converged | None:
-        """The round in which it had converged, or None."""
-        return convergence.converged(self.accuracies)
+        """The round in which it had converged, or None; the rule is about accuracies."""
+        return convergence.converged(self.values) if self.measure == ACCURACY else None
 
     @property
     def stopped(self) -> int:
         """The number of clients that had to stop, summed over the rounds."""
         return sum(r.get("stopped", 0) for r in self.history)
 
+    @property
+    def lost(self) -> bool:
+        """Whether nobody could train any more."""
+        return nobody_trained({"loss": None, "stopped": 0, **self.history[-1]})
+
     def rounds_to(self, target: float | None) -> int | None:
         """Return the first round that reaches the target; no target is never reached."""
         if target is None:
             return None
-        return next((number for number, accuracy in self.accuracies.items() if accuracy >= target), None)
+        return next((number for number, value in self.values.items() if self.measure.reaches(value, target)), None)
 
     def arrival(self, number: int | None) -> Arrival | None:
         """Return since when a goal may have been reached that shows in the evaluation of a round."""
         if number is None:
             return None
-        before = [r for r in self.accuracies if r < number]
+        before = [r for r in self.values if r < number]
         return Arrival(max(before, default=0) + 1, number)
 
     @cached_property
@@ -171,6 +186,10 @@ class Group:
     @property
     def run(self) -> Run:
         return self.trials[0].run
+
+    @property
+    def measure(self) -> Measure:
+        return self.trials[0].measure
 
     @property
     def rounds(self) -> tuple[int, ...]:

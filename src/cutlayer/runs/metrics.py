@@ -113,6 +113,12 @@ GOALS: dict[str, Goal] = {
     "loss": "min", "accuracy": "max", "f1": "max", "auc": "max",
     "mae": "min", "mse": "min", "rmse": "min", "r2": "max",
 }  # fmt: skip
+SHARES = ("accuracy", "f1", "auc")  # from 0 to 1, printed in per cent
+
+
+def goal_of(key: str) -> Goal | None:
+    """Return whether a value of a run's records, such as test_accuracy, should rise or fall; None if it is unknown."""
+    return GOALS.get("loss" if key == "loss" else key.partition("_")[2].removesuffix("_worst"))
 
 
 def by_name(metrics: Metrics, num_classes: int | None) -> dict[str, Metric]:

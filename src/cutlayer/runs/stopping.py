@@ -12,7 +12,7 @@ from cutlayer.core.state import Model
 from cutlayer.core.tree import storable
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.runs.convergence import accuracies, converged
-from cutlayer.runs.metrics import GOALS, Goal
+from cutlayer.runs.metrics import Goal, goal_of
 
 Record = dict[str, Any]
 DEAD_ROUNDS = 3  # in a row, in which nobody could train, end a run that samples its clients
@@ -66,7 +66,7 @@ class Limits:
         key = self.monitor or _default(measured)
         if key not in measured:
             raise UnknownNameError("metric", key, measured, "monitor")
-        goal = self.mode or GOALS.get(key.partition("_")[2].removesuffix("_worst"))
+        goal = self.mode or goal_of(key)
         if goal is None:
             raise ConfigError(f"monitor {key!r}: say whether it should rise or fall, with mode 'max' or 'min'")
         return Monitor(key, goal)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cutlayer.planning.devices import PASSES
 from cutlayer.planning.profile import Profile
+from cutlayer.results.measures import ACCURACY
 from cutlayer.results.report import Comparison
 from cutlayer.results.trials import Group, Spread
 from cutlayer.runs.config import Run
@@ -115,7 +116,7 @@ def _row(cut: int, units: list[str], pairs: list[tuple[CutLine, Group]], costs: 
     return CutRow(
         cut=cut,
         unit=units[cut - 1] if cut else "none",
-        accuracy={line: best for line, group in pairs if (best := group.best) is not None},
+        accuracy={line: best for line, g in pairs if g.measure == ACCURACY and (best := g.best) is not None},
         bytes={method: fmean(some) for method, some in traffic.items()},
         flops=PASSES * sum(unit.forward_flops for unit in own),
         params=sum(unit.params for unit in own),

@@ -1,4 +1,4 @@
-"""Learning curves: test accuracy against rounds or processed samples, and against simulated time or traffic."""
+"""Learning curves: accuracy or another metric against rounds or samples, and against simulated time or traffic."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
@@ -18,7 +18,7 @@ FEW_POINTS = 8  # all of which have markers
 MARKED = 0.2  # the distance of markers on longer lines, in diagonals of the axes
 HOURS, MINUTES = 3600.0, 60.0
 BAND, LIGHT_BAND = 0.15, 0.07  # opacity
-START = 0.05  # the share of the rounds whose accuracies may be cut off
+START = 0.05  # the share of the rounds whose values may be cut off
 WASTE = 0.2  # cut them off if they take more than this share of the axis
 MANY_SAMPLES = 10_000
 FAR_APART = 10  # ratio of costs from which on the axis is logarithmic
@@ -28,7 +28,7 @@ FAINT: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}  # what a smoothed curv
 
 
 class Cost(NamedTuple):
-    """A quantity that accuracy is drawn against."""
+    """A quantity that the metric is drawn against."""
 
     label: str
     until: Callable[[Trial, int], float]  # its value at the end of a round
@@ -38,7 +38,7 @@ ROUNDS = Cost("communication round", lambda _, number: number)
 
 
 class Curve(NamedTuple):
-    """The accuracies of a group in per cent, in the rounds that all of its seeds measured."""
+    """The metric of a group, shares in per cent, in the rounds that all of its seeds measured."""
 
     group: Group
     rounds: list[int]
@@ -48,7 +48,8 @@ class Curve(NamedTuple):
     @classmethod
     def of(cls, group: Group) -> "Curve":
         rounds = sorted(set.intersection(*(set(t.measured) for t in group.trials)))
-        found = [[100 * t.measured[r] for t in group.trials] for r in rounds]
+        scale = group.measure.scale
+        found = [[scale * t.measured[r] for t in group.trials] for r in rounds]
         return cls(group, rounds, [fmean(f) for f in found], [stdev(f) if len(f) > 1 else 0.0 for f in found])
 
     @property
@@ -75,8 +76,12 @@ def fill(figure: "Figure", panels: Sequence[Panel], width: Width) -> None:
     alone = len(panels) == 1 and width is Width.TWO
     drawn = [[curve for group in panel.groups if (curve := Curve.of(group)).rounds] for panel in panels]
     smoothed = any(curve.is_long for curves in drawn for curve in curves)
-    accuracy = "test accuracy (%)" + (f",\nmean of {WINDOW} rounds" if smoothed else "")
-    pairs = grid(figure, len(panels), ylabels=(accuracy, "" if alone else accuracy), width=width)
+    labels = [_label(panel, smoothed) for panel in panels]
+    pairs = grid(figure, len(panels), ylabels=(labels[0], "" if alone else labels[0]), width=width)
+    if len(set(labels)) > 1:
+        for pair, label in zip(pairs, labels, strict=True):
+            for axes in pair:
+                axes.set_ylabel(label)
     style = looks({g.label: method_of(g.label, g.run.method.name) for panel in panels for g in panel.groups})
     if alone and len(style) >= MANY:
         figure.set_figheight(TALL)
@@ -88,14 +93,19 @@ def fill(figure: "Figure", panels: Sequence[Panel], width: Width) -> None:
         by_cost.sharey(by_axis)
         by_axis.set_xlim(left=0)
         by_axis.locator_params(axis="x", integer=axis is ROUNDS)
-        target_line(by_axis, panel.target, named=False)
-        target_line(by_cost, panel.target, named=alone)
-        _limit_accuracies(by_axis, curves, panel.target)
+        target_line(by_axis, panel, named=False)
+        target_line(by_cost, panel, named=alone)
+        _limit_values(by_axis, curves, panel)
         _limit_costs(by_cost, curves, cost)
-        by_axis.set(xlabel=axis.label, title=title if alone else with_target(title, panel.target))
+        by_axis.set(xlabel=axis.label, title=title if alone else with_target(title, panel))
         by_cost.set(xlabel=cost.label)
         by_cost.tick_params(labelleft=not alone)
     legend(figure, [axes for pair in pairs for axes in pair], room=1 if alone else 0)
+
+
+def _label(panel: Panel, smoothed: bool) -> str:
+    """Return what the vertical axis shows."""
+    return panel.measure.with_unit(panel.measure.full) + (f",\nmean of {WINDOW} rounds" if smoothed else "")
 
 
 def _draw(curve: Curve, axes: "Axes", until: Callable[[Trial, int], float], style: dict[str, dict[str, Any]]) -> None:
@@ -117,16 +127,19 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [fmean(values[i - h : i + h + 1]) for i, h in enumerate(half)]
 
 
-def _limit_accuracies(axes: "Axes", curves: Sequence[Curve], target: float | None) -> None:
-    """Cut off the accuracies of the first rounds if they take much of the axis."""
-    start = START * max((curve.rounds[-1] for curve in curves), default=0)
-    later = [low for curve in curves for low, r in zip(curve.low, curve.rounds, strict=True) if r > start]
+def _limit_values(axes: "Axes", curves: Sequence[Curve], panel: Panel) -> None:
+    """Cut off the values of the first rounds, low or, where less is better, high, if they take much of the axis."""
+    start, rises = START * max((curve.rounds[-1] for curve in curves), default=0), panel.measure.goal == "max"
+    ends = [(curve.rounds, curve.low if rises else curve.high) for curve in curves]
+    later = [end for rounds, values in ends for r, end in zip(rounds, values, strict=True) if r > start]
     if not later:
         return
-    bottom, top = axes.get_ylim()
-    lowest = min([*later, *([] if target is None else [100 * target])])
-    if lowest - bottom > WASTE * (top - bottom):
-        axes.set_ylim(bottom=lowest - 0.05 * (top - lowest))
+    target = [] if panel.target is None else [panel.measure.scale * panel.target]
+    worst, best = axes.get_ylim() if rises else axes.get_ylim()[::-1]
+    last = (min if rises else max)([*later, *target])
+    if abs(last - worst) > WASTE * abs(best - worst):
+        end = last + 0.05 * (last - best)
+        axes.set_ylim(*((end, best) if rises else (best, end)))
 
 
 def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
@@ -135,10 +148,9 @@ def _limit_costs(axes: "Axes", curves: Sequence[Curve], cost: Cost) -> None:
     if not ends or min(ends) <= 0 or max(ends) <= FAR_APART * min(ends):
         axes.set_xlim(left=0)
         return
-    bottom = axes.get_ylim()[0]
-    shown = [
-        x for c in curves for x, mean in zip(c.places(cost.until), c.mean, strict=True) if x > 0 and mean >= bottom
-    ]
+    bottom, top = axes.get_ylim()
+    points = [point for c in curves for point in zip(c.places(cost.until), c.mean, strict=True)]
+    shown = [x for x, mean in points if x > 0 and bottom <= mean <= top]
     axes.set_xscale("log")
     axes.set_xlim(min(shown) / 1.1, max(ends) * 1.1)
     axes.xaxis.set_major_formatter("{x:g}")

@@ -43,7 +43,7 @@ LOOKS = {
     "smofi": MethodLook(VERMILION, "o"),
     "hasfl": MethodLook(PURPLE, "v"),
     "hosfl": MethodLook(PINK, "P"),
-    "zo_sfl": MethodLook(ORANGE, "X"),
+    "zo_sfl": MethodLook(INDIGO, "X"),
     "mu_splitfed": MethodLook(TEAL, ">"),
     "fsl_sage": MethodLook(OLIVE, "h"),
     "splitlora": MethodLook(WINE, "d"),

@@ -124,15 +124,16 @@ def titles(panels: Sequence[Panel]) -> list[str]:
     return words if len(set(words)) == len(words) else [panel.name for panel in panels]
 
 
-def target_line(axes: "Axes", target: float | None, named: bool = True) -> None:
-    """Draw the target accuracy across the axes, with its name to the right of them."""
-    if target is None:
+def target_line(axes: "Axes", panel: Panel, named: bool = True) -> None:
+    """Draw the target across the axes, with its name to the right of them."""
+    if panel.target is None:
         return
-    axes.axhline(100 * target, color="0.55", linewidth=0.8, zorder=1)
+    height = panel.measure.scale * panel.target
+    axes.axhline(height, color="0.55", linewidth=0.8, zorder=1)
     if named:
         axes.annotate(
-            f"target\n{100 * target:.1f} %",
-            xy=(1, 100 * target),
+            f"target\n{panel.measure.told(panel.target)}",
+            xy=(1, height),
             xycoords=("axes fraction", "data"),
             xytext=(3, 0),
             textcoords="offset points",
@@ -142,9 +143,9 @@ def target_line(axes: "Axes", target: float | None, named: bool = True) -> None:
         )
 
 
-def with_target(title: str, target: float | None) -> str:
+def with_target(title: str, panel: Panel) -> str:
     """Return the title with the target, for one of several panels, which have no room for it beside the axes."""
-    if target is None:
+    if panel.target is None:
         return title
-    goal = f"target {100 * target:.1f} %"
+    goal = f"target {panel.measure.told(panel.target)}"
     return f"{title} ({goal})" if title else goal

@@ -1,4 +1,4 @@
-"""Accuracy, and rounds or simulated time until a goal, against one setting or several."""
+"""Accuracy or another metric, and rounds or simulated time until a goal, against one setting or several."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -33,12 +33,19 @@ class Goal(NamedTuple):
     @classmethod
     def of(cls, panels: Sequence[Panel]) -> "Goal":
         if panels[0].race != "converged":
-            return cls("best accuracy (%)", "rounds to target", "not reached by every seed", 0)
+            return cls(
+                panels[0].measure.with_unit(f"best {panels[0].measure.words}"),
+                "rounds to target",
+                "not reached by every seed",
+                0,
+            )
         unit, size = time_unit(max(g.simulated or 0.0 for panel in panels for g in panel.groups))
         return cls("converged accuracy (%)", f"converged after ({unit})", "not converged with every seed", size)
 
-    def accuracy(self, group: Group) -> Spread | None:
-        return group.convergence.of_all if self.size else group.best
+    def value(self, group: Group) -> Spread | None:
+        """Return what the upper picture shows, in the unit of its axis."""
+        found = group.convergence.of_all if self.size else group.best
+        return None if found is None else found.scaled(group.measure.scale)
 
     def cost(self, group: Group, panel: Panel) -> Spread | None:
         """Return rounds or time; None unless every seed arrives."""
@@ -55,7 +62,7 @@ class Goal(NamedTuple):
 
 
 def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep], width: Width) -> None:
-    """Draw a column for each sweep of each panel, accuracy above cost; the columns of a panel share their y axes."""
+    """Draw a column for each sweep of each panel, values above costs; the columns of a panel share their y axes."""
     columns = list(product(zip(panels, titles(panels), strict=True), sweeps))
     goal = Goal.of(panels)
     pairs = grid(figure, len(columns), (goal.above, goal.below), width)
@@ -68,9 +75,9 @@ def fill(figure: "Figure", panels: Sequence[Panel], sweeps: Sequence[Sweep], wid
                 axes.sharey(left)
                 axes.tick_params(labelleft=False)
         _draw(panel, sweep, goal, pair, style)
-        target_line(pair[0], panel.target, named=len(panels) == 1 and last)
+        target_line(pair[0], panel, named=len(panels) == 1 and last)
         if len(panels) > 1:
-            pair[0].set_title(with_target(title, panel.target))
+            pair[0].set_title(with_target(title, panel))
         if len(columns) == 1:
             pair[0].set_xlabel(sweep.label)
         else:
@@ -84,9 +91,9 @@ def _draw(panel: Panel, sweep: Sweep, goal: Goal, pair: "tuple[Axes, Axes]", sty
     for name, look in style.items():
         groups = [group for group in panel.groups if sweep.series(group.run) == name]
         placed = scale.placed(groups)
-        accuracies = [(x, found.scaled(100)) for x, g in placed if (found := goal.accuracy(g)) is not None]
+        values = [(x, found) for x, g in placed if (found := goal.value(g)) is not None]
         costs = [(x, found) for x, g in placed if (found := goal.cost(g, panel)) is not None]
-        for axes, points, digits in zip(pair, (accuracies, costs), (1, 2), strict=True):
+        for axes, points, digits in zip(pair, (values, costs), (1, 2), strict=True):
             if sweep.bars:
                 _bars(axes, points, look["color"], digits)
             elif points:
@@ -153,8 +160,8 @@ def _bars(axes: "Axes", points: Sequence[tuple[float, Spread]], colour: str, dig
 
 
 def _level(group: Group, panel: Panel, goal: Goal, pair: "tuple[Axes, Axes]", look: Look) -> None:
-    accuracy, cost = goal.accuracy(group), goal.cost(group, panel)
-    if accuracy is not None:
-        pair[0].axhline(100 * accuracy.mean, **look)
+    value, cost = goal.value(group), goal.cost(group, panel)
+    if value is not None:
+        pair[0].axhline(value.mean, **look)
     if cost is not None:
         pair[1].axhline(cost.mean, **look)
