@@ -613,6 +613,13 @@ def test_a_dry_run_of_one_run_has_a_whole_title(say: Any) -> None:
     assert not any(word in text for word in ("devices", "augment", "weights", "server optimiser"))
 
 
+def test_a_dry_run_has_a_row_for_each_run_with_its_seeds(say: Any) -> None:
+    Path("mine.toml").write_text('[grid]\nmethod = ["fedavg", "sl"]\nseed = [0, 1, 2]\n')
+    lines = say("run", "mine.toml", "--dry-run").out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith((" fedavg", " sl"))] == ["fedavg", "sl"]
+    assert " ".join(" ".join(lines).split()).endswith("precision fp32, seeds 0, 1, 2")
+
+
 def test_a_dry_run_shows_settings_that_few_runs_have(say: Any) -> None:
     Path("mine.toml").write_text(
         'weights = "some.pth"\ndevices = "pool"\nserver_optimiser = { name = "sgd", lr = 0.2 }\n'

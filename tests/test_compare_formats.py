@@ -124,12 +124,26 @@ def test_a_run_that_stopped_by_a_rule_of_its_own_does_not_cut_the_others_short(t
     assert rows(compared(tmp_path))["fedavg"]["best_accuracy"]["mean"] == 0.2
 
 
+def lost(folder: Folder) -> None:
+    """Nobody could train in its last round."""
+    *records, last = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    lines = [json.dumps(record) + "\n" for record in (*records, {**last, "loss": None, "stopped": 4})]
+    folder.metrics.write_text("".join(lines))
+
+
 def test_a_run_that_diverged_does_not_cut_the_others_short(tmp_path: Path) -> None:
     left(tmp_path, FEDAVG, [0.1, 0.2, 0.7, 0.8])
-    lost = left(tmp_path, SPLIT, [0.1, 0.1], stopped=2)
-    *before, last = (json.loads(line) for line in lost.metrics.read_text().splitlines())
-    lost.metrics.write_text("".join(json.dumps(record) + "\n" for record in (*before, {**last, "loss": None})))
-    assert rows(compared(tmp_path))["fedavg"]["best_accuracy"]["mean"] == 0.8
+    lost(left(tmp_path, SPLIT, [0.1, 0.1]))
+    found = rows(compared(tmp_path))
+    assert (found["fedavg"]["best_accuracy"]["mean"], found["fedavg"]["final_accuracy"]["mean"]) == (0.8, 0.8)
+    assert found["sfl_v1"]["best_accuracy"]["mean"] == 0.1
+
+
+def test_a_run_that_diverged_before_the_first_evaluation_of_the_others_is_not_compared(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, every(4, [0.1] * 4 + [0.8] * 4))
+    lost(left(tmp_path, SPLIT, [None, 0.1]))
+    found = rows(compared(tmp_path))
+    assert (found["fedavg"]["best_accuracy"]["mean"], found["sfl_v1"]["best_accuracy"]) == (0.8, None)
 
 
 def test_runs_without_a_common_evaluation_are_not_compared(tmp_path: Path) -> None:
@@ -158,6 +172,16 @@ def test_rounds_of_different_lengths_meet_in_the_evaluations_of_the_coarser_run(
     assert [list(t.values) for g in panel.groups for t in g.trials] == [[4, 8, 12], [1, 2, 3]]
     assert [g.samples_to(panel.target) for g in panel.groups] == [(40, 64), (64, 64)]
     assert [rows(comparison)[name]["speed_up"] for name in ("mergesfl", "sfl_v1")] == [None, 1.0]  # not 64 / 48
+
+
+def test_a_run_that_diverged_does_not_cut_the_others_short_by_samples(tmp_path: Path) -> None:
+    of_samples(left(tmp_path, replace(SPLIT, until_samples=96), [0.2, 0.9, 0.95]), 32)
+    of_samples(left(tmp_path, replace(FEDAVG, until_samples=96), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), 16)
+    folder = left(tmp_path, replace(MERGE, until_samples=96), [0.1])
+    of_samples(folder, 32)
+    lost(folder)
+    found = {g.label: list(g.trials[0].accuracies) for g in alone(compared(tmp_path)).groups}
+    assert found == {"fedavg": [2, 4, 6], "mergesfl": [1], "sfl_v1": [1, 2, 3]}
 
 
 # -- what makes it less than fair --------------------------------------------------------------------------------------

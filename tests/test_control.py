@@ -81,6 +81,13 @@ def test_a_loss_should_fall() -> None:
     assert list(ends(limits, falling, measured(3.0, 2.0, 2.5, 1.9, key="test_loss"))) == []
 
 
+def test_patience_tells_the_gain_that_counts() -> None:
+    limits = Limits(rounds=9, patience=2, min_delta=0.1)
+    assert list(ends(limits, RISING, measured(0.5, 0.55, 0.58))) == [
+        "patience: test_accuracy has gained no more than 0.1 in 2 evaluations"
+    ]
+
+
 def test_rounds_without_an_evaluation_do_not_count() -> None:
     history = [{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3}, {"round": 4, "test_accuracy": 0.5}]
     assert RISING.idle(history, 0.0) == 1

@@ -371,3 +371,15 @@ def test_a_device_reads_its_file_with_the_columns_of_the_run(tmp_path: Path) -> 
     standardised = config.changed(run, {"data": {"standardise": True}}, "x")
     with pytest.raises(DataError, match=r"which no device has; give the run a \[sample\] with mean and std"):
         device._data(standardised, 0)
+
+
+@pytest.mark.parametrize("task", ["auto", "classes"])
+def test_whole_floats_are_a_regression_unless_told_otherwise(
+    task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, _ = patients()
+    np.savez(tmp_path / "floats.npz", x=x, y=np.arange(len(x)) % 3 + 0.0)
+    with caplog.at_level("INFO", "cutlayer"):
+        found = cl.load(str(tmp_path / "floats.npz"), task=task)
+    said = 'the targets are floats, so this is a regression; task = "classes" makes them classes'
+    assert (found.train.num_classes, said in caplog.text) == ((None, True) if task == "auto" else (3, False))

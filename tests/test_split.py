@@ -4,6 +4,7 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -351,3 +352,20 @@ def test_threads_may_share_a_split() -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda m: split.whole(m, x)[0], models * 50))
     assert all(torch.equal(out, alone[i % 4]) for i, out in enumerate(together))
+
+
+def test_a_sample_may_be_a_numpy_array() -> None:
+    class Strict(nn.Module):
+        """Looks at shapes, so that only torch.export can trace it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] != 4:
+                raise ValueError
+            out: Tensor = self.head(self.stem(x))
+            return out
+
+    assert Split(Strict(), "stem", sample=np.zeros((5, 4), dtype=np.float32)).units == ("stem", "head")

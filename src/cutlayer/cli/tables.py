@@ -138,14 +138,21 @@ def run_tables(runs: Sequence[Run]) -> Group:
 
 def _runs(panel: str, runs: Sequence[Run]) -> tuple[RenderableType, ...]:
     """Return a row for each run; settings that all runs share stand below, those that no run has are left out."""
-    rows = [_settings(run) for run in runs]
+    named: dict[str, list[Run]] = {}
+    for run in runs:
+        named.setdefault(run.name.rpartition("/")[2], []).append(run)
+    rows = [_settings(some[0]) | {"seeds": _seeds(some)} for some in named.values()]
     values = {key: {row[key] for row in rows} for key in rows[0]}
     heads = ["run", *(key for key, found in values.items() if len(found) > 1)]
     shared = [f"{key} {value}" for key, found in values.items() for value in found if len(found) == 1 and value != NONE]
-    named = [{"run": run.name.rpartition("/")[2], **row} for run, row in zip(runs, rows, strict=True)]
-    table = plain_table(heads, [[row[head] for head in heads] for row in named], left=heads, fold=heads)
+    cells = [[name, *(row[head] for head in heads[1:])] for name, row in zip(named, rows, strict=True)]
+    table = plain_table(heads, cells, left=heads, fold=heads)
     title = (Text(panel, style="bold"),) if panel else ()  # a narrow table would break its own title
     return *title, table, Text(f"all runs: {', '.join(shared)}\n")
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return ", ".join(str(run.seed) for run in runs) if len(runs) > 1 else NONE
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -13,7 +13,7 @@ from cutlayer.errors import DataError, UnknownNameError
 
 log = logging.getLogger("cutlayer")
 
-Task = Literal["auto", "classes", "regression"]  # auto: classes if all targets are whole numbers
+Task = Literal["auto", "classes", "regression"]  # auto: classes if all targets are integers
 LABELS = ("label", "labels", "y", "target")  # names of the column with the targets; the first that is present
 
 

@@ -34,7 +34,7 @@ class OwnData:
     target: str | None = None  # the column or array of targets; by default label, labels, y or target
     features: tuple[str, ...] = ()  # the columns or arrays of inputs; by default all others
     group: str | None = None  # the column that says where a sample comes from, for the natural partition
-    task: Task = "auto"  # classes if all targets are whole numbers, else regression
+    task: Task = "auto"  # classes if all targets are integers, else regression
     standardise: bool = False  # each feature or channel: subtract the training set's mean, divide by its deviation
 
     def __post_init__(self) -> None:
@@ -194,3 +194,5 @@ def _say_task(own: OwnData, train: Arrays) -> None:
             own,
             train.num_classes,
         )
+    if own.task == "auto" and train.num_classes is None and bool((train.y == train.y.round()).all()):
+        log.info('%s: the targets are floats, so this is a regression; task = "classes" makes them classes', own)

@@ -43,7 +43,7 @@ def common_ground(groups: Sequence[Group], race: Race, axis: Axis) -> Ground:
     meets = True
     if race == "rounds" and measured:
         grid = _by_samples(measured) if axis == "samples" else _by_rounds(measured)
-        meets = all(grid.values())
+        meets = all(grid[t.path] for t in _lasting(measured))
         if meets:
             kept = [_with(g, [replace(t, compared=grid[t.path]) if t.evaluated else t for t in g.trials]) for g in kept]
     return Ground(groups=tuple(kept), seeds=tuple(sorted(seeds)), left_out=left_out, meets=meets)
@@ -51,6 +51,11 @@ def common_ground(groups: Sequence[Group], race: Race, axis: Axis) -> Ground:
 
 def _with(group: Group, trials: Sequence[Trial]) -> Group:
     return replace(group, trials=tuple(trials))
+
+
+def _lasting(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Return those that did not diverge, if there are any."""
+    return [t for t in trials if not t.lost] or trials
 
 
 def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
@@ -70,14 +75,19 @@ def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
 
 
 def _by_samples(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
-    """Return for each run the rounds of the evaluations that are nearest to those of the run that has fewest."""
-    coarsest = min(trials, key=lambda t: len(t.evaluated))
+    """Return for each run the rounds of the evaluations that are nearest to those of the run that has fewest.
+
+    Runs that diverged have no say.
+    """
+    lasting = _lasting(trials)
+    coarsest = min(lasting, key=lambda t: len(t.evaluated))
     points = [coarsest.samples[r] for r in sorted(coarsest.evaluated)]
     gaps = [b - a for a, b in pairwise([0, *points])]
     found: dict[Path, set[int]] = {t.path: set() for t in trials}
     for point, gap in zip(points, gaps, strict=True):
         nearest = {t.path: min(sorted(t.evaluated), key=lambda r: abs(t.samples[r] - point)) for t in trials}
-        if all(abs(t.samples[nearest[t.path]] - point) <= NEAR * gap for t in trials):
-            for path, number in nearest.items():
-                found[path].add(number)
+        near = [t for t in trials if abs(t.samples[nearest[t.path]] - point) <= NEAR * gap]
+        if all(t in near for t in lasting):
+            for t in near:
+                found[t.path].add(nearest[t.path])
     return {path: frozenset(rounds) for path, rounds in found.items()}

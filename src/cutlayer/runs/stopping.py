@@ -123,11 +123,14 @@ def ends(limits: Limits, monitor: Monitor | None, history: Sequence[Record]) -> 
     if limits.until_converged and converged(found) is not None:
         yield "until_converged: the last evaluations gained next to nothing"
     if limits.patience is not None and monitor and monitor.idle(history, limits.min_delta) >= limits.patience:
-        yield f"patience: {monitor.key} has gained nothing in {limits.patience} evaluations"
+        gain = f"no more than {limits.min_delta:g}" if limits.min_delta else "nothing"
+        yield f"patience: {monitor.key} has gained {gain} in {limits.patience} evaluations"
 
 
 def ended_early(run: object, history: Sequence[Record]) -> bool:
-    """Return whether one of the limits among the settings of a run has ended it."""
+    """Return whether one of the limits among the settings of a run has ended it, or it diverged."""
+    if history and nobody_trained(history[-1]):
+        return True
     limits = Limits.of(run)
     measured = {key for record in history for key in record}
     return any(ends(limits, limits.monitored(measured), history))

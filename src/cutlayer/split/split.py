@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,8 +55,7 @@ class Split:
     ) -> None:
         self.model = untied(model) if untie else model
         self.loss = loss
-        few = dict(sample) if isinstance(sample, Mapping) else sample
-        self.sample = tree.map(lambda a: a[:3], few)  # a split may travel to other processes
+        self.sample = tree.map(lambda a: a[:3], _as_tensors(sample))  # a split may travel to other processes
         self._build(())
         place = place_of(cut, self.model, self._body.units)
         if place is not None:
@@ -271,6 +271,12 @@ class Split:
         entries = self.model.state_dict(keep_vars=True)  # tied tensors have an entry under each of their names
         exported = {key: values.get(first_name.get(id(entry), key), entry) for key, entry in entries.items()}
         return {key: v.detach() if isinstance(v, Tensor) else v for key, v in exported.items()}
+
+
+def _as_tensors(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return {name: _as_tensors(value) for name, value in sample.items()}
+    return torch.from_numpy(sample) if isinstance(sample, np.ndarray) else sample
 
 
 def _rebuilt(
