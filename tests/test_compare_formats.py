@@ -180,7 +180,7 @@ def test_a_run_that_diverged_does_not_cut_the_others_short_by_samples(tmp_path: 
     folder = left(tmp_path, replace(MERGE, until_samples=96), [0.1])
     of_samples(folder, 32)
     lost(folder)
-    found = {g.label: list(g.trials[0].accuracies) for g in alone(compared(tmp_path)).groups}
+    found = {g.label: list(g.trials[0].values) for g in alone(compared(tmp_path)).groups}
     assert found == {"fedavg": [2, 4, 6], "mergesfl": [1], "sfl_v1": [1, 2, 3]}
 
 
