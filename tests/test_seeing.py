@@ -411,3 +411,11 @@ class TestLog:
             f"the log cannot be written to {path}: No such file or directory; "
             "name a file in a folder that exists and that you may write to"
         )
+
+
+def test_the_accuracy_that_devices_find_is_shown_where_the_server_has_no_test_samples() -> None:
+    made = board()
+    made.round_ended({"round": 1, "loss": 0.5, "federated_accuracy": 0.75})
+    assert made.snapshot().accuracy == 0.75
+    made.round_ended({"round": 2, "loss": 0.5})
+    assert made.snapshot().accuracy == 0.75

@@ -191,7 +191,8 @@ class Board:
             run = self._run
             run.rounds_ended += 1
             run.round_seconds = self._clock() - self._round_began
-            run.loss, run.accuracy = record.get("loss"), record.get("test_accuracy", run.accuracy)
+            tested = record.get("test_accuracy", record.get("federated_accuracy", run.accuracy))
+            run.loss, run.accuracy = record.get("loss"), tested
             facts = {"round": run.round, "rounds": run.rounds, "loss": run.loss, "accuracy": run.accuracy}
             facts |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.round_seconds}
         event(log, logging.INFO, "round ended", **facts)
