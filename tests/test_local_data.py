@@ -421,7 +421,10 @@ def test_tables_as_office_programs_leave_them(tmp_path):
         ("a,y\n1,2\n\n1,2,3\n", "line 4 of a.csv has 3 cells, but the header has 2; give every column one"),
         ("a,y\n1,2\n,3\n", "line 3 of a.csv has nothing in the column 'a'; fill it in or remove the line"),
         ("a,y\n1,2\n1, \n", "line 3 of a.csv has nothing in the column 'y'; fill it in or remove the line"),
-        ("a,y\nred,2\n", "line 2 of a.csv has 'red' in the column 'a'; give a number, or remove the column"),
+        (
+            "a,y\nred,2\n",
+            "line 2 of a.csv has 'red' in the column 'a'; give a number, or name other features",
+        ),
         (
             "a,y\n1,cat\n",
             "line 2 of a.csv has the label 'cat'; number the classes from 0, the same on every device",

@@ -194,7 +194,7 @@ def test_the_target_the_features_the_groups_and_the_task_are_named(tmp_path: Pat
     assert found.train.num_classes is None and found.train.y.dtype == torch.float32
     assert tuple(found.train.x.shape) == (3, 1) and found.train.group_names == ("a", "b") == found.test.group_names
     assert read(OwnData(path=str(path), target="days", features=("age",))).train.num_classes == 4
-    with pytest.raises(DataError, match=r"has 'b' in the column 'ward'; give a number, or remove the column$"):
+    with pytest.raises(DataError, match=r"has 'b' in the column 'ward'; give a number, or name other features$"):
         read(OwnData(path=str(path)))
     with pytest.raises(UnknownNameError, match=r"unknown column 'day' in .*a\.csv; did you mean 'days'\?$"):
         read(OwnData(path=str(path), target="day"))

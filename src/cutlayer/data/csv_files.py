@@ -63,7 +63,7 @@ def _numbers(where: str, cells: list[str], header: list[str], inputs: list[int])
         return [float(cells[k]) for k in inputs]
     except ValueError:
         k = next(k for k in inputs if _number(cells[k]) is None)
-    raise DataError(f"{where} has {cells[k]!r} in the column {header[k]!r}; give a number, or remove the column")
+    raise DataError(f"{where} has {cells[k]!r} in the column {header[k]!r}; give a number, or name other features")
 
 
 def _label(where: str, label: str, sample: Sample | None, columns: Columns) -> str:
