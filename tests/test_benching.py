@@ -229,7 +229,7 @@ MISTAKES = {
     "--engines ray": "bench times graph, loop and vmap, not ray",
     "--baselines hnd": "unknown baseline 'hnd'; did you mean 'hand'?",
     "--model char_transformer": "the benchmark trains on images of 32 x 32, which char_transformer does not read",
-    "--cut layer9": "ResNet has no unit 'layer9' to cut after; did you mean 'layer3'? It has 1 'stem', 2 'layer1.0', "
+    "--cut layer9": "ResNet has no unit 'layer9' to cut after; did you mean 'layer3.0'? It has 1 'stem', 2 'layer1.0', "
     "3 'layer2.0', 4 'layer3.0', 5 'head'.",
     "--cut 0": "cut 0 leaves one side nothing to train; cut between layers with weights",
     "--clients 0": "clients is 0, but it must be a whole number above 0.",

@@ -251,7 +251,7 @@ class Noisy(nn.Module):
     """Draws random numbers without declaring it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        noise: Tensor = getattr(torch, "rand" + "_like")(x)
+        noise: Tensor = getattr(torch, "randn" + "_like")(x)
         return x + noise
 
 
@@ -261,7 +261,7 @@ def test_a_model_that_draws_unannounced_is_refused_in_its_first_round() -> None:
     sim = world(hosfl(net, side_by_side=2))
     with pytest.raises(ConfigError) as caught:
         sim.round(sim.start())
-    assert str(caught.value) == DRAWS.format("torch.rand_like")
+    assert str(caught.value) == DRAWS.format("torch.randn_like")
 
 
 # -- the benchmark -----------------------------------------------------------------------------------------------------
