@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cutlayer import Arrays, Batching, Partition, Split, dirichlet, iid, load, methods, models, sgd
 from cutlayer.core import keys
 from cutlayer.core.batches import Walk
-from cutlayer.pieces.sampler import uniform
+from cutlayer.pieces.sampler import Draw, uniform
 from cutlayer.runs.simulation import Simulation
 
 THREADS = 2
@@ -209,7 +209,7 @@ def plan(case: Case, number: int) -> list[Client]:
     """The clients and batches that cutlayer draws for this round."""
     key = keys.fold(SEED, "round", number)
     walk = Walk(Batching(size=case.batch), case.partition.clients, key, {})
-    chosen = uniform(range(len(case.partition)), case.per_round, key)
+    chosen = uniform(Draw(dict(enumerate(case.partition.sizes.tolist())), case.per_round, key))
     return [
         Client(
             num_samples=len(case.partition.clients[j]),
