@@ -17,6 +17,7 @@ from conftest import using
 from device_pool import free_port, wait_for
 from safetensors.torch import load_file
 from test_grpc_faults import RUN, check_checkpoints, outcome, simulated
+from torch import Tensor
 
 from cutlayer.cli.launch import folder_of
 from cutlayer.runs import config
@@ -159,16 +160,20 @@ def test_a_bad_network_changes_no_number(method: str, stack: ExitStack, tmp_path
 # -- two servers with two owners -----------------------------------------------------------------------------------
 
 
-def test_two_servers_of_two_owners_are_killed_in_turn_and_leave_the_same_model(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    run = replace(using(TWO, "hosfl"), rounds=30)
-    party = Party(run, tmp_path, stack)
+def _answers(folder: Folder) -> dict[str, int]:
+    """The bytes of what clients sent; fewer if one of them was lost in a round."""
+    return {kind: size for kind, size in folder.history()[-1]["bytes"].items() if kind.startswith("up_")}
+
+
+def _two_killed_servers(run: Run, path: Path, stack: ExitStack) -> tuple[list[dict[str, Tensor]], Folder]:
+    """Kill each server once; return the halves of the model, and the training server's folder."""
+    path.mkdir()
+    party = Party(run, path, stack)
     fed_address = f"127.0.0.1:{free_port()}"
     train = party.serve("--role", "train")
     fed = [
         *[*CUTLAYER, "serve", str(party.file), "--role", "fed", "--train", party.address],
-        *["--keys", str(tmp_path / "ca" / "fed"), "--listen", fed_address, "--out", str(tmp_path / "fed")],
+        *["--keys", str(path / "ca" / "fed"), "--listen", fed_address, "--out", str(path / "fed")],
     ]
     servers = {"train": party.command(train), "fed": party.command(fed)}
     joins = [[word for word in party.join(name) if word != party.address] for name in ("ann", "bob")]
@@ -179,9 +184,21 @@ def test_two_servers_of_two_owners_are_killed_in_turn_and_leave_the_same_model(
         servers[name] = party.command(words)
     assert [server.end()[0] for server in servers.values()] == [0, 0]
     assert [client.end() for client in clients] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
-    halves = [load_file(folder.model) for folder in (party.folder, folder_of(run, tmp_path / "fed"))]
+    halves = [load_file(folder.model) for folder in (party.folder, folder_of(run, path / "fed"))]
     assert halves[0] and halves[1] and not halves[0].keys() & halves[1].keys()
+    return halves, party.folder
+
+
+def test_two_servers_of_two_owners_are_killed_in_turn_and_leave_the_same_model(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    run = replace(using(TWO, "hosfl"), rounds=30)
     simulated(run, tmp_path / "simulated")
+    expected = _answers(Folder(next((tmp_path / "simulated").rglob("metrics.jsonl")).parent))
+    for number in range(3):  # on a busy machine a client may be lost in a round, which is then another round
+        halves, folder = _two_killed_servers(run, tmp_path / str(number), stack)
+        if _answers(folder) == expected:
+            break
     whole = load_file(next((tmp_path / "simulated").rglob("model.safetensors")))
     assert {k: v.tolist() for k, v in {**halves[0], **halves[1]}.items()} == {k: v.tolist() for k, v in whole.items()}
 
