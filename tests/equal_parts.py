@@ -113,7 +113,7 @@ def assert_a_stack_is_a_loop(split: Split, x: Any) -> None:
     stacked = cut_step(split, _stack(*samples), _stack(own, other), clients=2)
     for i, values in enumerate((own, other)):
         expected = cut_step(split, samples[i], values)
-        assert_same(tree.map(lambda a, i=i: a[i], stacked), expected, 1e-9)
+        assert_same(tree.map(lambda a, i=i: a[i], stacked), expected, 1e-12)
 
 
 def _stack(*values: Any) -> Any:
