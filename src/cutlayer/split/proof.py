@@ -5,12 +5,15 @@ Both run forward and backward in training mode, with random layers switched off.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cutlayer.core import tree
+from cutlayer.core.calculus import vjp
 from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import CutError
 from cutlayer.split.calling import call, main_output
@@ -89,52 +92,35 @@ def _note(path: str, inside: dict[str, Tensor]) -> Callable[[nn.Module, Any, Any
 
 
 def _in_units(body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss) -> Pass:
-    """Run unit after unit, with gradients handed over at the cuts."""
-    model = Model(
-        {name: v.detach().requires_grad_() for name, v in values.params.items()}, values.frozen, values.buffers
-    )
+    """Run unit after unit, with gradients handed over at the cuts as in training."""
     inside: dict[str, Tensor] = {}
     buffers: Tensors = {}
-    crossed: list[tuple[Any, Any]] = []
-    z = x
-    for i, unit in enumerate(body.units):
-        if i in cuts:
-            crossed.append((z, tree.map(_leaf, z)))
-            z = crossed[-1][1]
-        z, new = body.segment(i, i + 1).plain(model, z)
-        buffers |= new
-        model = model._replace(buffers={**model.buffers, **new})  # a layer may be in several units
-        main = z.get("hidden") if isinstance(z, dict) else z
-        if isinstance(main, Tensor):
-            inside |= {path: main.detach().clone() for path in unit.ends}
-    end = loss(z)
+    outputs: list[Any] = []
+
+    def run(start: int, stop: int, model: Model, z: Any) -> tuple[Any, Tensors]:
+        for i in range(start, stop):
+            known = model._replace(buffers={**model.buffers, **buffers})  # a layer may be in several units
+            z, new = body.segment(i, i + 1).plain(known, z)
+            buffers.update(new)
+            main = z.get("hidden") if isinstance(z, dict) else z
+            if isinstance(main, Tensor):
+                inside.update({path: main.detach().clone() for path in body.units[i].ends})
+        if stop < num_units:
+            return z, {}
+        outputs.append(tree.detach(z))
+        return loss(z), {}
+
+    num_units, z, pulls = len(body.units), x, []
+    for start, stop in pairwise([0, *sorted({cut for cut in cuts if 0 < cut < num_units}), num_units]):
+        z, pull = vjp(partial(run, start, stop), [values, z], 1 if start else None)
+        pulls.append(pull)
     grads: Tensors = {}
-    pulled: list[tuple[Tensor, Tensor | None]] = [(end, torch.ones_like(end))]
-    for below, above in [*reversed(crossed), (None, None)]:
-        sources = tree.tensors(above) if above is not None else []
-        found = _pull(pulled, model.params, sources, grads)
-        pulled = list(zip(tree.tensors(below), found, strict=True)) if below is not None else []
-    return Pass(tree.detach(z), grads, buffers, inside)
-
-
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().requires_grad_() if value.is_floating_point() else value
-
-
-def _pull(
-    ends: list[tuple[Tensor, Tensor | None]], params: Tensors, sources: list[Tensor], grads: Tensors
-) -> list[Tensor | None]:
-    """Add the gradients of parameters to `grads`; return those of the sources."""
-    known = [(a, g) for a, g in ends if g is not None and a.requires_grad]
-    wanted = [*(a for a in sources if a.requires_grad), *params.values()]
-    if not known or not wanted:
-        return [None] * len(sources)
-    found = iter(torch.autograd.grad([a for a, _ in known], wanted, [g for _, g in known], allow_unused=True))
-    passed = [next(found) if a.requires_grad else None for a in sources]
-    for name, gradient in zip(params, found, strict=True):
-        if gradient is not None:
-            grads[name] = grads[name] + gradient if name in grads else gradient
-    return passed
+    gradient: Any = torch.ones_like(z)
+    for pull in reversed(pulls):
+        found = pull(gradient)
+        grads |= {name: grads[name] + g if name in grads else g for name, g in found.params.items()}
+        gradient = {} if found.cut is None else found.cut
+    return Pass(outputs[0], grads, buffers, inside)
 
 
 def _difference(found: Pass, expected: Pass) -> Mismatch | None:
