@@ -42,8 +42,10 @@ bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python bench/client_memory.py
 	OMP_NUM_THREADS=1 $(BIN)/python bench/wire.py
 	$(BIN)/python bench/refusals.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/codecs.py
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python bench/devices.py
 	$(BIN)/python bench/many_clients.py
+	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python bench/provenance.py
 	$(BIN)/python bench/server_engine.py
 	$(BIN)/python bench/flower.py
 

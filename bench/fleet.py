@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +15,12 @@ import torch
 
 from cutlayer import Arrays
 from cutlayer.remote.device.client import JoinOptions, stay
-from cutlayer.remote.device.join import DeviceSettings
+from cutlayer.remote.device.session import ClientDevice
 from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.identity.trial import trial
+from cutlayer.remote.joining.join import DeviceSettings
 from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.remote.server.serve import RunServer, Serving, samples_of
 from cutlayer.runs.config import Run
 
@@ -40,11 +43,14 @@ class Fleet(NamedTuple):
 
 
 @contextmanager
-def fleet(run: Run, shares: Sequence[Arrays], processes: int) -> Iterator[Fleet]:
-    """Serve this run to clients with these samples, spread over so many processes of one thread each."""
+def fleet(run: Run, shares: Sequence[Arrays], processes: int, *, trusting: bool = False) -> Iterator[Fleet]:
+    """Serve this run to clients with these samples, spread over so many processes of one thread each.
+
+    Trusting clients do not check what they are asked against their own copy of the method.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        carry_out(folder / "keys", Asked(clients=str(len(shares)), hosts=[HOST]))
+        trial(folder / "keys", clients=str(len(shares)), hosts=[HOST])
         folders = sorted((folder / "keys" / "clients").iterdir())
         members = [
             Member(k, _stored(share, folder / f"{k.name}.npz")) for k, share in zip(folders, shares, strict=True)
@@ -55,7 +61,7 @@ def fleet(run: Run, shares: Sequence[Arrays], processes: int) -> Iterator[Fleet]
         workers = []
         try:
             with server.open() as address:
-                workers = [_started(address, members[k::processes]) for k in range(processes)]
+                workers = [_started(address, members[k::processes], trusting) for k in range(processes)]
                 yield Fleet(server, board)
                 server.done()
             for worker in workers:
@@ -65,8 +71,8 @@ def fleet(run: Run, shares: Sequence[Arrays], processes: int) -> Iterator[Fleet]
                 worker.terminate()
 
 
-def _started(address: str, members: Sequence[Member]) -> SpawnProcess:
-    process = multiprocessing.get_context("spawn").Process(target=take_part, args=(address, members))
+def _started(address: str, members: Sequence[Member], trusting: bool) -> SpawnProcess:
+    process = multiprocessing.get_context("spawn").Process(target=take_part, args=(address, members, trusting))
     process.start()
     return process
 
@@ -77,24 +83,29 @@ def _stored(share: Arrays, path: Path) -> Path:
     return path
 
 
-def take_part(address: str, members: Sequence[Member]) -> None:
+def take_part(address: str, members: Sequence[Member], trusting: bool) -> None:
     """All of these clients, each in a thread of its own, until the run is over."""
     torch.set_num_threads(1)
-    threads = [threading.Thread(target=_join, args=(address, member)) for member in members]
+    threads = [threading.Thread(target=_join, args=(address, member, trusting)) for member in members]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _join(address: str, member: Member) -> None:
-    credentials = Credentials.load(member.keys)
+def _join(address: str, member: Member, trusting: bool) -> None:
+    credentials, settings = Credentials.load(member.keys), DeviceSettings(data=str(member.data))
+
+    def ready(welcome: Welcome) -> ClientDevice:
+        device = settings.ready(welcome)
+        return replace(device, terms=None) if trusting else device
+
     options = JoinOptions(
         address=address,
         name=credentials.name,
         credentials=credentials,
         plugins={},
-        ready=DeviceSettings(data=str(member.data)).ready,
+        ready=ready,
         gives_up_after=GIVES_UP,
     )
     stay(options)

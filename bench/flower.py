@@ -34,7 +34,7 @@ from tables import Row, options, show
 
 from cutlayer import Arrays, Batching
 from cutlayer.data.sample import Sample
-from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.identity.trial import trial
 from cutlayer.runs.config import Choice, Run
 
 APP = Path(__file__).parent / "flower_app"
@@ -107,7 +107,7 @@ def echo() -> Iterator[wire.Exchange]:
     """Another process that sends back what comes."""
     with tempfile.TemporaryDirectory() as name:
         keys = Path(name)
-        carry_out(keys, Asked(clients="ann"))
+        trial(keys, clients="ann")
         here, there = multiprocessing.Pipe()
         other = multiprocessing.get_context("spawn").Process(target=wire.serve, args=(there, keys), daemon=True)
         other.start()

@@ -44,8 +44,11 @@ def pack_small(folders: Sequence[Folder], runs: Path, out: Path) -> Path:
 
 def _small_files(folder: Folder) -> Iterator[tuple[str, bytes]]:
     rounds = ({key: record[key] for key in KEPT if key in record} for record in folder.history())
-    yield folder.metrics.name, "".join(json.dumps(record) + "\n" for record in rounds).encode()
-    for path in (folder.config, folder.environment, folder.timing, folder.path / SESSIONS, folder.path / REMARKS):
+    times = ({key: line[key] for key in line if key != "digest"} for line in folder.times())  # the lines are others
+    for file, lines in ((folder.metrics, rounds), (folder.timing, times)):
+        if file.exists():
+            yield file.name, "".join(json.dumps(line) + "\n" for line in lines).encode()
+    for path in (folder.config, folder.environment, folder.path / SESSIONS, folder.path / REMARKS):
         if path.exists():
             yield path.name, path.read_bytes()
 

@@ -23,7 +23,7 @@ from tables import Row, options, show
 from torch import Tensor
 
 from cutlayer.remote.identity.certificates import Credentials, grpc_server_credentials, secure_channel
-from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.identity.trial import trial
 from cutlayer.remote.protocol.messages import Answer, FromClient, FromServer, Work
 from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 
@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         keys = Path(name)
-        carry_out(keys, Asked(clients="ann"))
+        trial(keys, clients="ann")
         here, there = multiprocessing.Pipe()
         other = multiprocessing.get_context("spawn").Process(target=serve, args=(there, keys), daemon=True)
         other.start()

@@ -1,5 +1,6 @@
 """Small worlds that the tests of the core share: ragged clients, tiny images and models, and rounds by hand."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from cutlayer.pieces.sampler import shuffled
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.simulation import Simulation
 
+os.environ.pop("COLUMNS", None)  # messages are wrapped only where a test says how wide its terminal is
+
 SIZES = (12, 20, 9, 20, 3)  # in batches of 4: 3, 5, 2 and 5 steps, and a client with less than a batch
 BATCH = Batching(size=4)
 SEED = 3
@@ -40,6 +43,22 @@ OWN_LENGTH = ("hasfl", *ONE_STEP)  # who count the mini-batches of a round thems
 GENERAL = tuple(name for name in methods.METHODS if name != "splitlora")  # who train any model, also without adapters
 FROZEN_NORMS = ("hosfl", "zo_sfl", "mu_splitfed", "splitlora")  # who need them, or something else, not to train
 TWO_PART_ONLY = ("hosfl", "zo_sfl", "mu_splitfed", "fsl_sage")  # who need the loss at the server
+# Codecs of each sort, by the name of the set.
+TOPK = {"name": "topk", "share": 0.3}
+CODECS: dict[str, dict[str, Any]] = {
+    "rounded": {"activations": "int8", "gradients": {"name": "int4", "per": "channel"}, "model": "bf16"},
+    "sparse": {
+        "activations": {"name": "randtopk", "share": 0.4, "alpha": 0.2},
+        "gradients": [TOPK, "int8"],
+        "model": {**TOPK, "error_feedback": True},
+    },
+    "noisy": {
+        "activations": [{"name": "clip", "norm": 5.0}, "int8"],
+        "gradients": {"name": "gaussian", "std": 1e-3, "clip": 1.0},
+        "model": [{"name": "laplace", "scale": 1e-4, "clip": 10.0}, TOPK],
+    },
+    "low rank": {"model": {"name": "lowrank", "rank": 1, "error_feedback": True}},
+}
 
 torch.set_num_threads(1)
 sys.path.append(str(Path(__file__).parents[1] / "bench"))  # tests import the scripts there

@@ -16,9 +16,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 
-from cutlayer.remote.device import client, join
+from cutlayer.remote.device import client
 from cutlayer.remote.device.session import ClientDevice, Session
 from cutlayer.remote.device.stream import Stream
 from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.joining import join
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.remote.server import serve
@@ -52,6 +53,8 @@ class Devices:
     names: Sequence[str]
     case: bool = False  # whether the server's run is a case of test_engines_agree, rather than a configuration
     state: Path | None = None  # of what they keep
+    fed: str | None = None  # the address of a separate fed server
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more of each device's own, such as its run file
     dies_at: int = NEVER  # the moment: of all of them, whatever they say or are asked is counted
     by: int = signal.SIGKILL  # or SIGSTOP, which freezes them
     gives_up_after: float = 120.0
@@ -156,12 +159,14 @@ def join_all(order: Devices, tell: Callable[[str, Any], None]) -> None:
 def join_one(order: Devices, name: str, tell: Callable[[str, Any], None]) -> None:
     keys = None if order.keys is None else Credentials.load(order.keys / "clients" / name)
     state = None if order.state is None else order.state / name
+    own = {"data": "digits", "state": state, "two_servers": order.fed is not None, **order.settings}
     options = client.JoinOptions(
         address=order.address,
+        fed=order.fed,
         name=name,
         credentials=keys,
         plugins={},
-        ready=partial(case_device, state) if order.case else join.DeviceSettings(data="digits", state=state).ready,
+        ready=partial(case_device, state) if order.case else join.DeviceSettings(**own).ready,
         gives_up_after=order.gives_up_after,
     )
     try:
@@ -171,14 +176,18 @@ def join_one(order: Devices, name: str, tell: Callable[[str, Any], None]) -> Non
 
 
 def case_device(state: Path | None, welcome: Welcome) -> ClientDevice:
-    """A client of one of the cases."""
-    from conftest import clients_of, images
+    """A client of one of the cases: its name, its shape, and the name of its codecs if it has any."""
+    from conftest import CODECS, clients_of, images
     from in_process import device
     from test_engines_agree import CASES
     from test_remote import method_of
 
-    case, _, shape = welcome.run.partition("/")
-    made = device(method_of(case, shape), images(), clients_of(), CASES[case].batching, welcome.client)
+    from cutlayer.runs.codecs import coders
+
+    case, shape, *codecs = welcome.run.split("/")
+    method, data = method_of(case, shape), images()
+    own = coders(CODECS[codecs[0]], method.model, data.take([0, 1]).x) if codecs else {}
+    made = device(method, data, clients_of(), CASES[case].batching, welcome.client, coders=own)
     made.store.folder = state
     made.store.load()
     return made

@@ -1,34 +1,45 @@
 """Clients in this process whose messages are encoded and decoded as on the wire; shared by tests of remote rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from cutlayer.core.batches import Batching
+from cutlayer.core.codec import Coder
 from cutlayer.core.engine import Engine
+from cutlayer.core.kinds import Kind
 from cutlayer.core.method import Method
 from cutlayer.core.program import Program
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.engines.loop import Loop
-from cutlayer.remote.device.client import packings
 from cutlayer.remote.device.session import ClientDevice, Reply, Session
 from cutlayer.remote.device.store import ClientStore
-from cutlayer.remote.protocol.messages import FromClient, Packing, Work
+from cutlayer.remote.device.terms import Attempts, Terms
+from cutlayer.remote.joining.compiling import Learned, Taking
+from cutlayer.remote.protocol.messages import FromClient, Work
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 from cutlayer.remote.tensors.wire import Decoder, encode
+from cutlayer.runs.codecs import Codecs, coders
 from cutlayer.runs.rounds import Rounds
 
 
 def device(
-    method: Method, data: Arrays, partition: Partition, batching: Batching, client: int, **more: Any
+    method: Method,
+    data: Arrays,
+    partition: Partition,
+    batching: Batching,
+    client: int,
+    coders: Mapping[Kind, Coder] = MappingProxyType({}),
+    **more: Any,
 ) -> ClientDevice:
-    """A client that holds its own samples only."""
+    """A client that holds its own samples only. It trusts its server if it is given no terms."""
     return ClientDevice(
         client=client,
-        program=Program(method),
+        program=Program(method, coders),
         data=data.take(partition.clients[client]),
         batching=batching,
         store=ClientStore(client),
@@ -36,14 +47,41 @@ def device(
     )
 
 
-def join(sessions: Sessions, device: ClientDevice, packing: Packing = "raw") -> ClientSession:
+def terms(
+    method: Method,
+    data: Arrays,
+    partition: Partition,
+    batching: Batching,
+    client: int,
+    seed: int,
+    coders: Mapping[Kind, Coder] = MappingProxyType({}),
+    rounds: int = 100,
+    **more: Any,
+) -> Terms:
+    """The terms of a device that follows its own copy of the run."""
+    taking = Taking(
+        method=method,
+        coders=coders,
+        like=data.take([0, 1]),
+        batching=batching,
+        client=client,
+        samples=len(partition.clients[client]),
+        clients=len(partition),
+        rounds=rounds,
+        seed=seed,
+        **more,
+    )
+    return Terms(seed=seed, conversation=Learned(taking), attempts=Attempts(rounds, 3))
+
+
+def join(sessions: Sessions, device: ClientDevice) -> ClientSession:
     """Open a session that answers at once; answers are encoded and decoded as on the wire."""
     session = Session(device, sessions.new_session())
 
     def send(work: Work, tensors: Sequence[Tensor]) -> int:
         reply = session.work(work, [a.cpu() for a in tensors])  # as bytes have no device
         if reply is not None:
-            come = carried(reply, packing)
+            come = carried(reply)
             sessions.take(Answered(device.client, session.number, *come))
         return 0
 
@@ -61,10 +99,10 @@ def join(sessions: Sessions, device: ClientDevice, packing: Packing = "raw") -> 
     return joined
 
 
-def carried(reply: Reply, packing: Packing = "raw") -> tuple[Any, list[Tensor]]:
+def carried(reply: Reply) -> tuple[Any, list[Tensor]]:
     """A reply, encoded and decoded."""
     decoder = Decoder(FromClient, 2**30)
-    *_, come = (decoder.feed(chunk) for chunk in encode(reply.message, reply.tensors, packings(reply, packing)))
+    *_, come = (decoder.feed(chunk) for chunk in encode(reply.message, reply.tensors))
     assert come is not None
     return come
 
@@ -76,18 +114,21 @@ def deployment(
     *,
     batching: Batching,
     seed: int,
-    packing: Packing = "raw",
+    codecs: Codecs = MappingProxyType({}),
     engine: Engine | None = None,
     deadline: float = 60.0,
     server_device: str = "cpu",
+    followed: Sequence[int] = (),
     **options: Any,
 ) -> Rounds:
-    """A deployment whose clients have all joined."""
-    sessions = Sessions()
+    """A deployment whose clients have all joined; some follow what their server asks, the others trust it."""
+    sessions, made = Sessions(), coders(codecs, method.model, data.take([0, 1]).x)
     for client in range(len(partition)):
-        join(sessions, device(method, data, partition, batching, client), packing)
+        own = terms(method, data, partition, batching, client, seed, made) if client in followed else None
+        join(sessions, device(method, data, partition, batching, client, coders=made, terms=own))
     devices = DeviceBackend(
         method=method,
+        coders=made,
         sessions=sessions,
         sample=data.take([0, 1]),
         gather=lambda _: tuple(sessions.present()),

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import certificates
+from cutlayer.remote.identity import certificates, key_folder, requests
 from cutlayer.remote.identity.authority import CertifiedKey, issue, new_ca
 from cutlayer.remote.identity.certificates import (
     Credentials,
@@ -28,7 +28,8 @@ from cutlayer.remote.identity.certificates import (
     identity_of,
     secure_channel,
 )
-from cutlayer.remote.identity.key_folder import Asked, carry_out, read_ca
+from cutlayer.remote.identity.key_folder import read_ca
+from cutlayer.remote.identity.trial import trial
 
 SECONDS = 60.0  # until a refusal counts as a hang
 
@@ -37,7 +38,7 @@ SECONDS = 60.0  # until a refusal counts as a hang
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The keys of two servers and two clients, which no test changes."""
     folder = tmp_path_factory.mktemp("made") / "keys"
-    carry_out(folder, Asked(clients="ann,bob"))
+    trial(folder, clients="ann,bob")
     return folder
 
 
@@ -56,7 +57,8 @@ def write_party(folder: Path, ca: CertifiedKey, pair: CertifiedKey) -> Path:
     return folder
 
 
-COPY = "copy here the whole folder that `cutlayer keys` made for this party"
+COPY = "copy here the files that `cutlayer keys` made for this party"
+RENEW = "renew it: `cutlayer keys request --renew` here, then `cutlayer keys sign --renew` at the CA"
 
 
 class TestCredentials:
@@ -121,10 +123,7 @@ class TestCredentials:
         with pytest.raises(ConfigError) as refused:
             Credentials.load(ann)
         ended = datetime.now(UTC) - timedelta(days=2)
-        assert str(refused.value) == (
-            f"{ann / 'cert.pem'} expired on {ended:%Y-%m-%d}; make a new one with `cutlayer keys FOLDER --renew ann` "
-            "and copy its folder here"
-        )
+        assert str(refused.value) == (f"{ann / 'cert.pem'} expired on {ended:%Y-%m-%d}; {RENEW}")
 
     def test_a_warning_comes_in_the_last_fourteen_days_of_a_certificate(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -133,10 +132,7 @@ class TestCredentials:
         Credentials.load(write_party(tmp_path / "bob", ca, issue(ca, Identity("client", "bob"), 14.1)))
         assert caplog.messages == []
         ann = Credentials.load(write_party(tmp_path / "ann", ca, issue(ca, Identity("client", "ann"), 13.9)))
-        assert caplog.messages == [
-            f"the certificate of ann expires on {ann.expires:%Y-%m-%d}; make a new one with "
-            "`cutlayer keys FOLDER --renew ann`"
-        ]
+        assert caplog.messages == [f"the certificate of ann expires on {ann.expires:%Y-%m-%d}; {RENEW}"]
         assert caplog.records[0].levelno == logging.WARNING
 
     def test_a_key_that_others_can_read_is_warned_of(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +243,8 @@ class TestHandshake:
         assert answer(grpc.secure_channel(f"{host}:{echo.port}", credentials)) == [b"one", b"two"]
 
     def test_a_renewed_certificate_is_let_in(self, folder: Path, echo: Echo) -> None:
-        carry_out(folder, Asked(renew=["ann"]))
+        request = requests.renew(folder / "clients/ann")
+        key_folder.sign(folder, read_ca(folder), [request], key_folder.SigningTerms(renew=True))
         credentials = Credentials.load(folder / "clients/ann")
         assert answer(secure_channel(f"127.0.0.1:{echo.port}", credentials, "train")) == [b"one", b"two"]
 

@@ -31,10 +31,10 @@ def from_toml(tmp_path: Path, text: str, base: Run | None = None) -> Run:
 
 REFUSED = {
     "roundz = 3": "unknown key 'roundz' in my.toml; did you mean 'rounds' or 'per_round'?",
-    "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, "
-    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, head, hold_out, loss, meters, "
-    "method, metrics, min_delta, mode, model, monitor, name, optimiser, partition, patience, per_client, per_round, "
-    "precision, rounds, sample, sampler, "
+    "xyzzy = 3": "unknown key 'xyzzy' in my.toml; known: augment, batching, checkpoint_every, chunk, clients, codecs, "
+    "cpu_threads, cut, data, device, devices, engine, eval_every, freeze_norms, fresh, guard, head, hold_out, loss, "
+    "meters, method, metrics, min_delta, mode, model, monitor, most_weight, name, optimiser, partition, patience, "
+    "per_client, per_round, precision, rounds, sample, sampler, "
     "seed, server_engine, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, "
     "weights.",
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
@@ -65,7 +65,7 @@ REFUSED = {
     "but it must be a whole number of rounds above 0.",
     "[optimiser]\nlr = { lr = 0.1, warmpu = 2 }": "unknown key 'warmpu' in my.toml, [optimiser], lr; "
     "did you mean 'warmup'?",
-    "[device]\nname = 'pool'": "unknown table 'device' in my.toml; did you mean 'devices'?",
+    "[device]\nname = 'pool'": "unknown table 'device' in my.toml; did you mean 'devices' or 'codecs'?",
     "[partition]\nalpha = -1.0": "my.toml, [partition]: alpha is -1.0, but it must be a number above 0.",
     "[devices]\nname = 'pool'\nkappa = 0.0": "my.toml, [devices]: kappa is 0.0, but it must be a number above 0.",
     "[augment]\ncrop = -1": "my.toml, [augment]: crop is -1, but it must be a whole number from 0 up.",
@@ -156,7 +156,7 @@ def test_the_written_form_is_this() -> None:
         "cut = 1\n"
         "freeze_norms = false\nrounds = 20\nuntil_converged = false\nmin_delta = 0.0\nhold_out = 0.0\n"
         'seed = 0\nengine = "auto"\nserver_engine = "auto"\ndevice = "cpu"\nprecision = "fp32"\n'
-        "eval_every = 1\nper_client = false\n"
+        "eval_every = 1\nper_client = false\nguard = true\n"
         "checkpoint_every = 1\n\n"
         '[sampler]\nname = "uniform"\n\n'
         '[partition]\nname = "dirichlet"\nalpha = 0.3\n\n[model]\nname = "cnn"\n\n[method]\nname = "sfl_v1"\n\n'
@@ -279,6 +279,8 @@ runs = st.builds(
     precision=st.sampled_from(PRECISIONS),
     cpu_threads=st.none() | st.integers(1, 4096),
     per_client=st.booleans(),
+    guard=st.booleans(),
+    most_weight=st.none() | st.floats(1, 1e9),
 )
 
 
@@ -306,5 +308,6 @@ def test_the_documented_keys_and_their_defaults_are_the_real_ones() -> None:
     spelled, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert config.changed(Run(), tomllib.loads(spelled), "the page") == Run()
     commented = re.sub(r"^# (?=\w+ = )", "", spelled, flags=re.MULTILINE)
-    named = {*tomllib.loads(commented), "server_optimiser"}
+    named = {*tomllib.loads(commented), "server_optimiser", "codecs"}
+    assert "# [codecs] " in spelled
     assert named == {field.name for field in fields(Run)} - {"python"}  # which no file may have

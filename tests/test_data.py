@@ -40,6 +40,15 @@ def test_cast_and_to_leave_integers_alone():
     assert (regression.x.dtype, regression.y.dtype) == (torch.float64, torch.float64)
 
 
+def test_a_column_of_labels_is_one_label_a_sample():
+    for y in (np.array([[0], [2], [1]]), torch.tensor([[0], [2], [1]])):
+        found = from_arrays(np.zeros((3, 2)), y)
+        assert (found.y.tolist(), found.num_classes) == ([0, 2, 1], 3)
+    assert from_arrays(np.zeros((3, 2)), [[0], [2], [1]], num_classes=4).y.shape == (3,)
+    assert from_arrays(np.zeros((3, 2)), [[0.5], [2.0], [1.0]]).y.shape == (3, 1)
+    assert from_arrays(np.zeros((3, 2)), [[0, 1], [2, 2], [1, 0]]).y.shape == (3, 2)
+
+
 def test_from_arrays_types():
     images = from_arrays(np.array([[0, 255], [51, 102]], np.uint8), np.array([0, 4], np.uint8))
     assert images.x.dtype == torch.float32

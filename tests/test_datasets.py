@@ -94,6 +94,10 @@ def test_tokens_of_different_lengths_are_padded_on_request() -> None:
         "attention_mask": [[1, 1, 1], [1, 0, 0]],
     }
     assert found.y.tolist() == [[5, 6, 7], [8, -100, -100]]
+    told = cl.from_dataset(items, pad=50, num_classes=9)
+    assert (told.num_classes, told.y.tolist()) == (9, found.y.tolist())
+    with pytest.raises(DataError, match=r"^label 8 of sample 1 is out of range: 8 classes have the labels 0 to 7$"):
+        cl.from_dataset(items, pad=50, num_classes=8)
 
 
 def test_a_data_set_without_a_length_is_refused() -> None:
@@ -199,3 +203,106 @@ def test_a_transform_that_fails_is_found_before_training() -> None:
         ConfigError, match="augment changes images, but the inputs of these data are none; leave it out"
     ):
         trained("loop", 1, cl.Augment(flip=True))
+
+
+# -- data sets where samples are expected ------------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Reads tokens, and those that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(60, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        scores: Tensor = self.out((self.embed(input_ids) * attention_mask[..., None]).mean(1))
+        return scores
+
+
+class Pairs(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.linspace(0, 1, 4) * i, i % 2
+
+
+def trained_on(module: Any, data: Any, test: Any, **options: Any) -> cl.Result:
+    torch.manual_seed(0)
+    method = cl.sfl_v1(model=cl.Split(module(), 1), client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
+    halves, batching = cl.iid(len(data), 2, key=0), cl.Batching(size=2)
+    return cl.train(method, data, halves, rounds=2, batching=batching, test=test, **options)
+
+
+def test_train_takes_data_sets_and_items(tmp_path: Any) -> None:
+    tokens = Columns(TOKENS, shown=["input_ids", "attention_mask", "label"])
+    items = [tokens[i] for i in range(len(tokens))]
+    pairs, mlp = Pairs(8), lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    for module, data in ((Reader, tokens), (Reader, items), (mlp, pairs), (mlp, [pairs[i] for i in range(8)])):
+        own = cl.from_dataset(data)
+        one, other = trained_on(module, data, data, validation=data), trained_on(module, own, own, validation=own)
+        assert one.history == other.history and one.history[-1]["test_accuracy"] is not None
+    folder = tmp_path / "mine" / "x"
+    trained_on(mlp, pairs, pairs, out=folder)
+    again = trained_on(mlp, pairs, pairs, out=folder, resume=True)
+    assert again.history == trained_on(mlp, pairs, pairs).history
+
+
+def test_what_is_wrong_with_items_is_told() -> None:
+    with pytest.raises(DataError, match=r"^item 0 of the data set is a Tensor, not a pair"):
+        trained_on(Reader, [torch.zeros(2)] * 4, None)
+    with pytest.raises(ConfigError, match=r"^data is a dict; give an Arrays, as cutlayer.from_arrays"):
+        trained_on(Reader, {"train": Pairs(4), "test": Pairs(4)}, None)
+
+
+class Picky(nn.Module):
+    """Looks at values, so that only torch.export can trace it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Embedding(60, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if input_ids.shape[1] > 512:
+            raise ValueError
+        hidden = self.stem(input_ids)
+        if attention_mask is not None:
+            hidden = hidden * attention_mask[..., None]
+        scores: Tensor = self.head(hidden.mean(1))
+        return scores
+
+
+def test_a_sample_may_be_samples_a_data_set_or_items() -> None:
+    tokens = Columns(TOKENS, shown=["input_ids", "attention_mask", "label"])
+    items = [tokens[i] for i in range(len(tokens))]
+    x = cl.from_dataset(items).x
+    ragged = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}, {"input_ids": [4], "attention_mask": [1]}]
+    for sample in (cl.from_dataset(items), tokens, items, ragged, [(item, 0) for item in ragged], x):
+        split = cl.Split(Picky(), "stem", sample=sample)
+        assert isinstance(split.sample, dict) and list(split.sample) == ["input_ids", "attention_mask"]
+        assert split.sample["input_ids"].shape[1] == 3 and split.units[-1] == "head"
+        split.rehearse(x, torch.arange(6) % 2, 2)
+    plain = cl.Split(Picky(), "stem", sample=[(torch.arange(3), 1)] * 4)
+    assert isinstance(plain.sample, Tensor) and plain.sample.tolist() == [[0, 1, 2]] * 3
+    image = cl.Split(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 1, sample=[(np.full((1, 2, 2), 255, np.uint8), 1)])
+    assert isinstance(image.sample, Tensor) and image.sample.tolist() == [[[[1, 1], [1, 1]]]]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (7, "sample is an int"),
+        ((torch.zeros(2, 3), torch.zeros(2, 3)), "sample is a tuple"),
+        ({"input_ids": [[1, 2]]}, "sample['input_ids'] is a list"),
+    ],
+)
+def test_another_sample_is_refused(sample: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cl.Split(Picky(), "stem", sample=sample)
+    assert str(caught.value) == (
+        f"{message}; give a Tensor, a dict of them by name, an Arrays, or a data set or list of items"
+    )

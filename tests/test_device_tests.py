@@ -15,8 +15,8 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.data.hold_out import hold_out
 from cutlayer.engines.loop import Loop
 from cutlayer.engines.vmap import Vmap
-from cutlayer.remote.device.join import leaving
 from cutlayer.remote.device.session import OwnTests, Session
+from cutlayer.remote.joining.join import leaving
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol.messages import Refusal, Work
 from cutlayer.remote.server.deployment import DeviceBackend

@@ -140,7 +140,8 @@ def test_seconds_of_one_sample_in_training_by_hand() -> None:
     clients = (Device(flops=100.0, up=8.0, down=16.0), Device(flops=50.0, up=32.0, down=4.0))
     devices = Devices(clients=clients, server=1e3)
     # 3 x 20 / 100 + 16 / 8 + 16 / 16 and 3 x 20 / 50 + 16 / 32 + 16 / 4
-    assert devices.seconds_per_sample(flops_below=20.0, cut_bits=16.0) == pytest.approx((3.6, 5.7), rel=1e-15)
+    seconds = devices.seconds_per_sample(flops_below=20.0, up_bits=16.0, down_bits=16.0)
+    assert seconds == pytest.approx((3.6, 5.7), rel=1e-15)
 
 
 @pytest.mark.parametrize(

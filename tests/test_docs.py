@@ -96,7 +96,7 @@ def test_code_lines_beside_paper_lines_are_in_the_files_that_the_page_names(page
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_tests_that_a_page_names_exist(page: Path) -> None:
-    sources = {path: text(path) for path in (ROOT / "tests").glob("test_*.py")}
+    sources = {path: text(path) for path in (ROOT / "tests").rglob("test_*.py")}
     written = "\n".join(sources.values())
     for file in re.findall(r"tests/(test_\w+\.py)", text(page)):
         assert ROOT / "tests" / file in sources, file

@@ -31,7 +31,7 @@ def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str, occasion: int) -> N
 FULL = {
     "metrics.jsonl": (
         "round 3 could not be written to {path}/metrics.jsonl: No space left on device; "
-        "earlier rounds and checkpoints are still good. Make room there, then go on with --resume.",
+        "earlier rounds and checkpoints are still good. Make room there, then start the same command again.",
         3,
     ),
     "round-": (
@@ -41,7 +41,7 @@ FULL = {
     ),
     "model.safetensors": (
         "model.safetensors could not be written to {path}: No space left on device; "
-        "earlier rounds and checkpoints are still good. Make room there, then go on with --resume.",
+        "earlier rounds and checkpoints are still good. Make room there, then start the same command again.",
         1,
     ),
     "config.toml": (

@@ -8,6 +8,7 @@ from test_cli import mistake, say  # noqa: F401
 
 from cutlayer.cli import launch
 from cutlayer.errors import CutlayerError
+from cutlayer.results import figures
 from cutlayer.runs.config import Run
 
 SMALL = """
@@ -142,3 +143,34 @@ def test_a_server_serves_one_run(say: Any) -> None:  # noqa: F811
     assert mistake(say("serve", "mine.toml", "--insecure")) == (
         "mine.toml has 2 runs, and a server serves one; write the one you mean in a TOML file"
     )
+
+
+def test_runs_do_not_share_a_folder(say: Any) -> None:  # noqa: F811
+    Path("mine.toml").write_text(f"{SMALL}[[run]]\nname = 'a'\n[[run]]\nname = 'b'\noptimiser.lr = 0.5\n")
+    assert mistake(say("run", "mine.toml", "--set", "name=foo", "--dry-run")) == (
+        "two runs are called foo and have seed 0, so they would share a folder; keep one of them with --only, or leave "
+        "out --set name"
+    )
+    assert say("run", "mine.toml", "--set", "name=foo", "--only", "b", "--dry-run").code == 0
+    Path("seeds.toml").write_text(f"{SMALL}[grid]\nseed = [0, 1]\n")
+    assert mistake(say("run", "seeds.toml", "--seeds", "2", "--quiet")) == (
+        "two runs are called seeds and have seed 1, so they would share a folder; leave out --seeds, or the seeds in "
+        "the file"
+    )
+    assert not Path("runs").exists()
+
+
+def test_the_figure_keeps_the_order_of_the_file(say: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Whatever was trained last: its order decides who comes first in the legend, and whose line is wide."""
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        figures, "draw", lambda found, path: drawn.append([g.label for panel in found.panels for g in panel.groups])
+    )
+    runs = "".join(f"[[run]]\nmethod = '{name}'\n" for name in ("sfl_v2", "fedavg", "sl"))
+    Path("mine.toml").write_text(SMALL + runs)
+    for scale in ([], ["--scale", "0.5"]):
+        whole = ["run", "mine.toml", "--quiet", *scale]
+        assert say(*whole).code == 0
+        assert say(*whole, "--only", "sl", "--overwrite").code == 0
+        assert drawn == [["sfl_v2", "fedavg", "sl"]] * 2
+        drawn.clear()

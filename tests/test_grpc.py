@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import SEED, images, run
+from conftest import CODECS, SEED, images, run
 from device_pool import Devices, Pool, Process, Served, free_port, shared, wait_for
+from test_codecs_agree import outcome as with_codecs
 from test_engines_agree import CASES, ONE_OF_EACH, Outcome, must_agree, on_loop
 from test_remote import method_of
 from torch import Tensor
@@ -17,8 +18,8 @@ from torch import Tensor
 from cutlayer.core.batches import Batching
 from cutlayer.engines.loop import Loop
 from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.identity.key_folder import Asked, carry_out
 from cutlayer.remote.identity.register import Register
+from cutlayer.remote.identity.trial import trial
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol.messages import Message, Work
 from cutlayer.remote.server import streams
@@ -27,6 +28,7 @@ from cutlayer.remote.server.serve import Serving
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER, Admission, listen
 from cutlayer.remote.tensors.wire import encode
+from cutlayer.runs.codecs import coders
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.rounds import Rounds
@@ -44,7 +46,7 @@ def pool() -> Pool:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "ca"
-    carry_out(folder, Asked(clients=str(CLIENTS)))
+    trial(folder, clients=str(CLIENTS))
     return folder
 
 
@@ -58,15 +60,18 @@ def everybody(sessions: Sessions, _: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = everybody) -> Iterator[Opened]:
+def opened(
+    case: str, shape: str, keys: Path, board: Board, gather: Gather = everybody, codecs: str = ""
+) -> Iterator[Opened]:
     """A server of one of the cases, and its address."""
     method, sessions = method_of(case, shape), Sessions()
+    own = coders(CODECS[codecs], method.model, images().take([0, 1]).x) if codecs else {}
     register = Register.read(keys / "train" / "clients.toml")
     admission = Admission(
         sessions=sessions,
-        run=f"{case}/{shape}",
+        run="/".join(filter(None, (case, shape, codecs))),
         number_of=register.number,
-        check=lambda ready: None,
+        check=lambda name, ready: None,
         plugins={},
         watcher=board,
         secure=True,
@@ -75,6 +80,7 @@ def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = eve
 
     devices = DeviceBackend(
         method=method,
+        coders=own,
         sessions=sessions,
         sample=images().take([0, 1]),
         engine=Loop(),
@@ -91,9 +97,11 @@ def opened(case: str, shape: str, keys: Path, board: Board, gather: Gather = eve
         server.stop(2).wait(2)
 
 
-def remotely(case: str, shape: str, keys: Path, process: Process, board: Board, rounds: int = 2) -> Outcome:
+def remotely(
+    case: str, shape: str, keys: Path, process: Process, board: Board, rounds: int = 2, codecs: str = ""
+) -> Outcome:
     names = [f"client-{i + 1}" for i in range(CLIENTS)]
-    with opened(case, shape, keys, board) as (there, address):
+    with opened(case, shape, keys, board, codecs=codecs) as (there, address):
         process.order(Devices(address=address, keys=keys, names=names, case=True))
         outcome = Outcome(run(there, rounds), there.ledger)  # type: ignore[arg-type]
     assert sorted(process.hear("left") for _ in names) == [(name, OVER) for name in names]
@@ -113,6 +121,12 @@ def check(case: str, shape: str, keys: Path, pool: Pool) -> None:
 @pytest.mark.parametrize("case", FEW)
 def test_streams_give_the_loop_engines_numbers(case: str, keys: Path, pool: Pool) -> None:
     check(case, "two-part", keys, pool)
+
+
+def test_streams_carry_codes(keys: Path, pool: Pool) -> None:
+    with pool.some() as (process,):
+        found = remotely("smofi", "two-part", keys, process, board_of("smofi"), rounds=3, codecs="sparse")
+    must_agree(found, with_codecs("smofi", "sparse", "loop"), 0.0)
 
 
 @pytest.mark.slow
@@ -173,7 +187,7 @@ MANY = 100
 
 @pytest.mark.slow
 def test_a_hundred_clients_complete_rounds(pool: Pool, tmp_path: Path) -> None:
-    carry_out(tmp_path / "ca", Asked(clients=str(MANY)))
+    trial(tmp_path / "ca", clients=str(MANY))
     run = Run(
         name="many",
         clients=MANY,

@@ -1,7 +1,9 @@
 """Specifies the commands as a user runs them: keys, serve and join, each in a process of its own."""
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -33,12 +35,22 @@ TWO = replace(RUN, clients=2)
 pytestmark = pytest.mark.slow
 
 
+def _heed_sigint() -> None:
+    """A shell's background job ignores SIGINT, and so do its children; a command that a person starts does not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Command:
     """A command under way."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+            preexec_fn=_heed_sigint,
         )
 
     def send(self, number: int) -> None:
@@ -60,12 +72,13 @@ class Party:
     """A run, its keys, and the commands of its server and its devices."""
 
     def __init__(self, run: Run, path: Path, stack: ExitStack, host: str = "127.0.0.1") -> None:
+        path.mkdir(exist_ok=True)
         self.path, self._stack = path, stack
         self.file = path / f"{run.name}.toml"
         self.file.write_text(config.dumps(run), encoding="utf-8")
         self.address = f"{host}:{free_port()}"
         self.folder = folder_of(run, path / "runs")
-        keys = [*CUTLAYER, "keys", str(path / "ca"), "--clients", "ann,bob"]
+        keys = [*CUTLAYER, "keys", "trial", str(path / "ca"), "--clients", "ann,bob"]
         done = subprocess.run(keys, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
 
@@ -80,7 +93,8 @@ class Party:
 
     def join(self, name: str, *more: str) -> list[str]:
         ours = ["--keys", str(self.path / "ca" / "clients" / name), "--data", "digits", "--quiet"]
-        return [*CUTLAYER, "join", self.address, *ours, *more]
+        terms = [] if "--any-run" in more else ["--config", str(self.file)]
+        return [*CUTLAYER, "join", self.address, *ours, *terms, *more]
 
 
 @pytest.fixture
@@ -98,16 +112,47 @@ def test_keys_serve_and_two_joins(stack: ExitStack, tmp_path: Path) -> None:
     assert outcome(party.folder.path) == simulated(TWO, tmp_path / "simulated")
 
 
+def test_keys_that_each_party_made_for_itself(stack: ExitStack, tmp_path: Path) -> None:
+    """A CA with a passphrase, requests, signatures, a renewal: and the run is the same as a simulation."""
+    party = Party(TWO, tmp_path / "one", stack)
+    ca, secret = str(tmp_path / "ca"), ["--passphrase-file", str(tmp_path / "secret")]
+    (tmp_path / "secret").write_text("correct horse battery\n")
+
+    def keys(*words: str) -> None:
+        done = subprocess.run([*CUTLAYER, "keys", *words], capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+
+    def sign(name: str, role: str, place: str, *more: str) -> None:
+        keys("sign", ca, str(tmp_path / name / f"{name}.csr"), "--role", role, "--name", name, *more, *secret)
+        shutil.copytree(tmp_path / "ca" / place, tmp_path / name, dirs_exist_ok=True)
+
+    keys("init", ca, *secret)
+    for name in ("ann", "bob"):
+        keys("request", name, "--out", str(tmp_path / name))
+        sign(name, "client", f"clients/{name}")
+    keys("request", "--role", "train", "--out", str(tmp_path / "train"))
+    sign("train", "train", "train")
+    keys("request", "--renew", "--out", str(tmp_path / "bob"))
+    sign("bob", "client", "clients/bob", "--renew")
+    server = party.command([*party.serve(), "--keys", str(tmp_path / "train")])
+    clients = [party.command([*party.join(name), "--keys", str(tmp_path / name)]) for name in ("ann", "bob")]
+    assert server.end() == (0, f"3 rounds done; the model is in {party.folder.model}\n")
+    assert [client.end() for client in clients] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+    assert outcome(party.folder.path) == simulated(TWO, tmp_path / "simulated")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_says_what_is_saved_and_goes_on_by_the_same_command(
     number: int, stack: ExitStack, tmp_path: Path
 ) -> None:
     party = Party(replace(TWO, rounds=2000), tmp_path, stack)
     server = party.command(party.serve("--patience", "2"))
-    ann, bob = (party.command(party.join(name)) for name in ("ann", "bob"))
+    ann, bob = (party.command(party.join(name, "--any-run")) for name in ("ann", "bob"))
     wait_for(lambda: party.folder.metrics.exists() and len(party.folder.history()) >= 2)
     bob.send(number)
-    assert bob.end() == (130, "bob left the run; join again with the same command\n")  # it has nothing to keep
+    code, words = bob.end()
+    assert code == 130
+    assert "bob left the run; what it keeps is in " in words and "; join again with the same command\n" in words
     server.send(number)
     code, words = server.end()
     done = max(party.folder.store.rounds())
@@ -115,9 +160,11 @@ def test_a_stopped_command_says_what_is_saved_and_goes_on_by_the_same_command(
     assert f"stopped; {party.folder.path} is saved up to round {done} of 2000\ngo on with: cutlayer serve " in words
     check_checkpoints(party.folder.path)
     server = party.command(party.serve("--set", f"rounds={done + 2}"))
-    bob = party.command(party.join("bob"))
+    bob = party.command(party.join("bob", "--any-run"))
     assert server.end() == (0, f"{done + 2} rounds done; the model is in {party.folder.model}\n")
-    assert [ann.end(), bob.end()] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+    ends = [ann.end(), bob.end()]
+    assert [code for code, _ in ends] == [0, 0]
+    assert all(f"{name}: the run is over\n" in words for name, (_, words) in zip(("ann", "bob"), ends, strict=True))
 
 
 def test_a_device_that_finds_no_server_gives_up_when_told_to(stack: ExitStack, tmp_path: Path) -> None:
@@ -129,12 +176,44 @@ def test_a_device_that_finds_no_server_gives_up_when_told_to(stack: ExitStack, t
 
 def test_a_revoked_device_is_told_so_and_does_not_try_again(stack: ExitStack, tmp_path: Path) -> None:
     party = Party(TWO, tmp_path, stack)
-    done = subprocess.run([*CUTLAYER, "keys", str(tmp_path / "ca"), "--revoke", "bob"], env=ENVIRONMENT)
+    done = subprocess.run([*CUTLAYER, "keys", "revoke", str(tmp_path / "ca"), "bob"], env=ENVIRONMENT)
     assert done.returncode == 0
     party.command(party.serve())
     code, words = party.command(party.join("bob")).end()
     assert code == 2
     assert "the server refuses this client: client 'bob' was revoked and may not join" in words
+
+
+def test_what_a_server_and_its_devices_write_is_theirs_alone(stack: ExitStack, tmp_path: Path) -> None:
+    """Whatever the umask is: FSL-SAGE's checkpoints hold activations of clients, and HO-SFL's state their updates."""
+    stack.callback(os.umask, os.umask(0))
+    party = Party(replace(using(TWO, "hosfl"), rounds=2), tmp_path, stack)
+    server = party.command(party.serve("--log-file", str(tmp_path / "runs.log")))
+    clients = [party.command(party.join(name)) for name in ("ann", "bob")]
+    assert [command.end()[0] for command in (server, *clients)] == [0, 0, 0]
+    states = [tmp_path / "ca" / "clients" / name / "state" for name in ("ann", "bob")]
+    made = [tmp_path / "runs", tmp_path / "runs.log", *states]
+    made += [path for place in (tmp_path / "runs", *states) for path in place.rglob("*")]
+    assert {path.name for path in made} >= {"metrics.jsonl", "round-000002.safetensors", "model.safetensors"}
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in made}
+
+
+def test_a_second_server_or_device_is_refused_at_once(stack: ExitStack, tmp_path: Path) -> None:
+    party = Party(replace(TWO, rounds=2000), tmp_path, stack)
+    party.command(party.serve())
+    for name in ("ann", "bob"):
+        party.command(party.join(name))
+    wait_for(lambda: party.folder.metrics.exists() and len(party.folder.history()) >= 1)
+    code, words = party.command([*party.serve(), "--listen", f"127.0.0.1:{free_port()}"]).end()
+    assert (code, "is in use: another process trains this run" in words) == (2, True)
+    assert "listening" not in words
+    code, words = party.command(party.join("ann")).end()
+    state = tmp_path / "ca" / "clients" / "ann" / "state"
+    assert code == 2
+    assert words == (
+        f"error: {state} is in use: another process has joined as this device; stop it, or give each a --state\n"
+    )
 
 
 # -- a bad network ---------------------------------------------------------------------------------
@@ -183,7 +262,9 @@ def _two_killed_servers(run: Run, path: Path, stack: ExitStack) -> tuple[list[di
         servers[name].kill()
         servers[name] = party.command(words)
     assert [server.end()[0] for server in servers.values()] == [0, 0]
-    assert [client.end() for client in clients] == [(0, "ann: the run is over\n"), (0, "bob: the run is over\n")]
+    ends = [client.end() for client in clients]  # they are told, too, of rounds that are played again
+    assert [code for code, _ in ends] == [0, 0]
+    assert all(f"{name}: the run is over\n" in words for name, (_, words) in zip(("ann", "bob"), ends, strict=True))
     halves = [load_file(folder.model) for folder in (party.folder, folder_of(run, path / "fed"))]
     assert halves[0] and halves[1] and not halves[0].keys() & halves[1].keys()
     return halves, party.folder

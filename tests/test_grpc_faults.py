@@ -21,7 +21,7 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.state import State
 from cutlayer.meters.ledger import Ledger
 from cutlayer.remote.device.store import ClientStore
-from cutlayer.remote.identity.key_folder import Asked, carry_out
+from cutlayer.remote.identity.trial import trial
 from cutlayer.remote.monitor.status import Board, RunStatus
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.serve import Serving
@@ -55,7 +55,7 @@ def pool() -> Pool:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "ca"
-    carry_out(folder, Asked(clients=",".join(NAMES)))
+    trial(folder, clients=",".join(NAMES))
     return folder
 
 
@@ -247,7 +247,7 @@ Played = tuple[Any, Ledger]
 @pytest.fixture(scope="module")
 def five_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "ca"
-    carry_out(folder, Asked(clients="5"))
+    trial(folder, clients="5")
     return folder
 
 

@@ -22,12 +22,13 @@ from torch import Tensor
 
 import cutlayer
 from cutlayer.remote.device import client
-from cutlayer.remote.device.join import DeviceSettings
 from cutlayer.remote.device.session import Reply, Session, forms_of
 from cutlayer.remote.device.stream import Stream, StreamEnded, channel_to
 from cutlayer.remote.identity.authority import issue
 from cutlayer.remote.identity.certificates import Credentials, Identity
-from cutlayer.remote.identity.key_folder import Asked, carry_out, read_ca
+from cutlayer.remote.identity.key_folder import read_ca, revoke
+from cutlayer.remote.identity.trial import trial
+from cutlayer.remote.joining.join import DeviceSettings
 from cutlayer.remote.monitor.status import Board, RunStatus
 from cutlayer.remote.protocol.messages import (
     JOIN,
@@ -56,8 +57,8 @@ def pool() -> Pool:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "ca"
-    carry_out(folder, Asked(clients=",".join([*NAMES, "old"])))
-    carry_out(folder, Asked(revoke=["old"]))
+    trial(folder, clients=",".join([*NAMES, "old"]))
+    revoke(folder, ["old"])
     return folder
 
 
@@ -140,7 +141,7 @@ def test_nothing_is_read_from_those_who_fail_the_handshake(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     other = tmp_path / "other"
-    carry_out(other, Asked(clients="ann"))
+    trial(other, clients="ann")
     shown: dict[str, Callable[[], Credentials | None]] = {
         "wrong CA": lambda: Credentials.load(other / "clients" / "ann"),
         "signed by another CA": lambda: signed(keys, "ann", ca=other),
@@ -178,7 +179,7 @@ def test_a_client_with_certificates_says_nothing_to_a_server_without_any(
         sessions=Sessions(),
         run="",
         number_of=lambda name: 0,
-        check=lambda ready: None,
+        check=lambda name, ready: None,
         plugins={},
         watcher=board,
         secure=False,
@@ -196,8 +197,8 @@ def test_a_client_with_certificates_says_nothing_to_a_server_without_any(
         ("old", "client 'old' was revoked and may not join; it needs a certificate with another name"),
         (
             "mallory",
-            "client 'mallory' is not in this server's list of clients; add it with `cutlayer keys FOLDER --clients "
-            "mallory` and copy the new clients.toml to the servers",
+            "client 'mallory' is not in this server's list of clients; sign its request with `cutlayer keys sign` and "
+            "copy the new clients.toml to the servers",
         ),
         ("fed", "'fed' is the certificate of a server, not of a client"),
     ],
@@ -233,6 +234,7 @@ def take_part(address: str, keys: Path, twist: Twist) -> str:
     """Join as eve, who answers one request maliciously; return the server's last message."""
     stream = Stream(address, "train", Credentials.load(keys / "clients" / "eve"))
     stream.say(hello("eve"))
+    stream.most = (2**20, 2**20)
     settings = DeviceSettings(data="digits")
     try:
         for message, tensors in stream:

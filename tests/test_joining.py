@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from cutlayer.core.kinds import GRADIENTS, LABELS, MODEL, STATISTICS
 from cutlayer.core.program import Program
 from cutlayer.data.sample import Sample
 from cutlayer.errors import ConfigError, CutlayerError, DataError, LinkError
-from cutlayer.remote.device.join import DeviceSettings, leaving
-from cutlayer.remote.device.session import Session
+from cutlayer.remote.device.session import ClientDevice, Session
 from cutlayer.remote.device.worker import WorkError
+from cutlayer.remote.joining.join import DeviceSettings, leaving
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol.messages import Hello, Welcome, Work
 from cutlayer.remote.server.serve import Serving, _first_come
@@ -33,7 +34,12 @@ RUN = Run(clients=4, rounds=2)
 
 
 def welcome(run: Run = RUN, client: int = 1) -> Welcome:
-    return Welcome(session=7, client=client, run=config.dumps(run), packing="raw")
+    return Welcome(session=7, client=client, run=config.dumps(run))
+
+
+def trusting(settings: DeviceSettings, run: Run = RUN) -> ClientDevice:
+    """A device without terms: the laws hold whatever a server asks, and not only for what its method would."""
+    return replace(settings.ready(welcome(run)), terms=None)
 
 
 def refusal(settings: DeviceSettings, run: Run = RUN, client: int = 1) -> str:
@@ -158,11 +164,37 @@ def test_a_client_without_a_share_is_told() -> None:
     assert refusal(DeviceSettings(data="digits"), client=9) == "digits is dealt to 4 clients, and this one is number 9"
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        ({"activations": "int8"}, 'activations = { name = "int8" }', ""),
+        ({"activations": "none", "model": {"name": "topk", "share": 1.0}}, 'gradients = ["none"]', ""),
+        ({"gradients": {"name": "topk", "share": 0.1}}, "gradients = { name = 'topk', share = 0.1 }", ""),
+        ({"activations": "int8"}, "", "codecs.activations is int8 there and none here"),
+        ({}, 'model = { name = "int8", error_feedback = true }',
+         "codecs.model is none there and int8 with error feedback here"),
+        ({"gradients": {"name": "topk", "share": 0.2}}, 'gradients = [{ name = "topk", share = 0.1 }, "int8"]',
+         "codecs.gradients is topk(0.2) there and topk(0.1), int8 here"),
+    ],
+)  # fmt: skip
+def test_a_device_compares_what_codecs_do_and_not_how_they_are_written(
+    theirs: dict[str, Any], ours: str, told: str, tmp_path: Path
+) -> None:
+    agreed = tmp_path / "run.toml"
+    agreed.write_text(f"clients = 4\nrounds = 2\n[codecs]\n{ours}\n")
+    settings, run = DeviceSettings(data="digits", config=agreed), replace(RUN, codecs=theirs)
+    if not told:
+        assert settings.ready(welcome(run)).client == 1
+    else:
+        run_of = f"the server's run is not the one in {agreed}: "
+        assert refusal(settings, run) == f"{run_of}{told}; ask who runs the server"
+
+
 # -- private seeds -----------------------------------------------------------------------------------------------------
 
 
 def own_seed(secret: str | None) -> int:
-    device = DeviceSettings(data="digits", secret=secret).ready(welcome())
+    device = trusting(DeviceSettings(data="digits", secret=secret))
     session = Session(device, 7)
     round_ = session._round_of(_work())
     round_.run((c.Own(0),), [3], [])
@@ -176,14 +208,14 @@ def _work() -> Work:
 def test_a_secret_of_its_own_hides_a_devices_seeds_from_everybody_else() -> None:
     assert own_seed(None) == keys.fold(11, "own", 3, 1)  # what a server can compute, too
     assert len({own_seed(None), own_seed("a"), own_seed("b")}) == 3
-    assert own_seed("a") == own_seed("a")
+    assert own_seed("a") != own_seed("a")  # in another attempt, even if a server gives it the same key
 
 
 # -- what a client refuses in the middle of a run ----------------------------------------------------------------------
 
 
 def test_a_server_cannot_ask_for_raw_data_or_for_what_is_not_declared() -> None:
-    device = DeviceSettings(data="digits").ready(welcome())
+    device = trusting(DeviceSettings(data="digits"))
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1),), [4, 0, 5], [])
     refused: list[tuple[c.AnyCommand, str]] = [
@@ -217,7 +249,7 @@ EVERY_METHOD = [name for name in methods.METHODS if name != "splitlora"]
 def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_there(name: str) -> None:
     """Every function that a method declares, each of its parameters, inputs and labels and neither."""
     run = replace(using(RUN, name), optimiser=Choice("sgd", {"lr": 0.1, "momentum": 0.9}))
-    device = DeviceSettings(data="digits", raw=True).ready(welcome(run))
+    device = trusting(DeviceSettings(data="digits", raw=True), run)
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1), c.Put(2, "number")), [4, 0, 5, 1], [])
     given = {"x": 0, "y": 1, "": 2}  # the slots of inputs, labels, and something else
@@ -238,7 +270,7 @@ def test_own_data_go_only_where_a_function_takes_them_and_nothing_else_goes_ther
 
 
 def test_a_server_cannot_move_the_cut_below_the_first_layer() -> None:
-    device = DeviceSettings(data="digits").ready(welcome())
+    device = trusting(DeviceSettings(data="digits"))
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1), c.Key(2), c.Put(3, "number")), [4, 0, 5, 9, 0], [])
     model = flatten(device.program.functions["client.begin"].__self__.model.initial()[0])
@@ -250,7 +282,7 @@ def test_a_server_cannot_move_the_cut_below_the_first_layer() -> None:
 
 
 def test_own_data_are_neither_kept_nor_pulled_back() -> None:
-    device = DeviceSettings(data="digits").ready(welcome())
+    device = trusting(DeviceSettings(data="digits"))
     round_ = Session(device, 7)._round_of(_work())
     round_.run((c.Batch(0, 1),), [4, 0, 5], [])
     with pytest.raises(WorkError, match="a client's own data are there already; what it keeps is what came of them"):
@@ -327,7 +359,7 @@ def test_plugins_must_be_the_same_on_both_sides(theirs: dict[str, str], ours: di
 
 
 def test_another_protocol_is_told_of_with_both_versions() -> None:
-    with pytest.raises(LinkError, match=r"the client speaks protocol 1 \(cutlayer 9.9\) and this server 3 \(cutlayer"):
+    with pytest.raises(LinkError, match=r"the client speaks protocol 1 \(cutlayer 9.9\) and this server 4 \(cutlayer"):
         _check_version(Hello(protocol=1, version="9.9", name="ann", plugins={}))
 
 
@@ -341,7 +373,6 @@ def test_another_protocol_is_told_of_with_both_versions() -> None:
         ({"patience": -1.0}, "patience is -1.0; it must be at least 0 seconds"),
         ({"least": 0}, "least is 0; a round needs at least 1 client"),
         ({"role": "trane"}, "unknown role 'trane'; did you mean 'train'?"),
-        ({"packing": "fp16"}, "unknown packing 'fp16'; did you mean 'bf16'?"),
         ({"role": "fed"}, "a fed server of its own needs to know the training server, and only that one: --train"),
     ],
 )

@@ -1,26 +1,20 @@
-"""What `cutlayer keys` leaves in a folder, what it says about it, and what it refuses."""
+"""What the folder of a CA holds, with all keys of a trial, and what it refuses; the list of clients."""
 
-import json
 import re
-import shutil
 import stat
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import typer
 from cryptography import x509
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from typer.testing import CliRunner
 
-from cutlayer.cli.identity import keys
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import authority, certificates, key_folder
-from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.identity.key_folder import Asked, Party, carry_out
+from cutlayer.remote.identity import certificates, key_folder
+from cutlayer.remote.identity.key_folder import Party
 from cutlayer.remote.identity.register import Register
+from cutlayer.remote.identity.trial import client_names, trial
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -28,7 +22,7 @@ CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUT
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The keys of two servers and two clients."""
-    carry_out(tmp_path / "keys", Asked(clients="ann,bob"))
+    trial(tmp_path / "keys", "ann,bob")
     return tmp_path / "keys"
 
 
@@ -88,158 +82,133 @@ class TestFolder:
         ca, ann = certificates.load_certificate(folder / "ca.pem", ""), read(folder / "clients/ann")
         assert abs(ca.not_valid_after_utc - now - timedelta(days=3650)) < timedelta(minutes=10)
         assert abs(ann.not_valid_after_utc - now - timedelta(days=365)) < timedelta(minutes=10)
-        carry_out(folder, Asked(renew=["ann"], days=30))
-        assert abs(read(folder / "clients/ann").not_valid_after_utc - now - timedelta(days=30)) < timedelta(minutes=10)
+        trial(folder, "carol", days=30)
+        carol = read(folder / "clients/carol")
+        assert abs(carol.not_valid_after_utc - now - timedelta(days=30)) < timedelta(minutes=10)
 
     def test_more_clients_leave_every_other_key_alone(self, folder: Path) -> None:
         before = contents(folder)
-        parties = carry_out(folder, Asked(clients="carol,ann"))
+        parties = trial(folder, "carol,ann")
         after = contents(folder)
         assert {path for path in before if after[path] != before[path]} == {
             "clients.toml", "train/clients.toml", "fed/clients.toml"
         }  # fmt: skip
-        assert states(parties) == {
-            "train": "as before", "fed": "as before", "ann": "as before", "bob": "as before", "carol": "new"
-        }  # fmt: skip
+        assert states(parties) == {"carol": "valid"}
         for place in (folder, folder / "train", folder / "fed"):
             assert Register.read(place / "clients.toml").clients == {"ann": 0, "bob": 1, "carol": 2}
         read(folder / "clients/carol").verify_directly_issued_by(certificates.load_certificate(folder / "ca.pem", ""))
 
-    def test_a_renewal_makes_a_new_key_for_the_same_name_and_number(self, folder: Path) -> None:
-        before = contents(folder)
-        assert states(carry_out(folder, Asked(renew=["ann", "train"])))["train"] == "renewed"
-        after = contents(folder)
-        changed = {path for path in after if after[path] != before[path]}
-        assert changed == {"clients/ann/cert.pem", "clients/ann/key.pem", "train/cert.pem", "train/key.pem"}
-        assert Credentials.load(folder / "clients/ann").name == "ann"
-        assert Register.read(folder / "clients.toml").number("ann") == 0
-
-    def test_a_renewed_server_keeps_its_hosts_unless_told_others(self, tmp_path: Path) -> None:
-        folder = tmp_path / "keys"
-        carry_out(folder, Asked(hosts=["a.example", "10.0.0.7", "fe80::1"]))
-        carry_out(folder, Asked(renew=["train"]))
-        assert authority.hosts_in(read(folder / "train")) == ["a.example", "10.0.0.7", "fe80::1"]
-        carry_out(folder, Asked(renew=["train"], hosts=["b.example"]))
-        assert authority.hosts_in(read(folder / "train")) == ["b.example"]
-        assert authority.hosts_in(read(folder / "fed")) == ["a.example", "10.0.0.7", "fe80::1"]
-
     def test_the_number_of_a_revoked_client_is_never_given_again(self, folder: Path) -> None:
-        parties = carry_out(folder, Asked(revoke=["bob"], clients="carol"))
-        assert states(parties) | {"bob": "revoked", "carol": "new"} == states(parties)
-        assert carry_out(folder, Asked(revoke=["carol"], clients="dave"))[3].number == 3
+        assert states(key_folder.revoke(folder, ["bob"])) == {"bob": "revoked"}
+        assert trial(folder, "carol")[0].number == 2
+        key_folder.revoke(folder, ["carol"])
+        assert trial(folder, "dave")[0].number == 3
+        assert states(key_folder.parties(folder)) == {
+            "train": "valid", "fed": "valid", "ann": "valid", "dave": "valid", "bob": "revoked", "carol": "revoked"
+        }  # fmt: skip
         for server in ("train", "fed"):
             register = Register.read(folder / server / "clients.toml")
             assert (register.clients, register.revoked) == ({"ann": 0, "dave": 3}, {"bob": 1, "carol": 2})
 
-    def test_a_key_that_was_moved_away_is_not_made_again_in_silence(self, folder: Path) -> None:
-        shutil.rmtree(folder / "clients/ann")
-        assert carry_out(folder, Asked(clients="ann"))[2].expires is None
-        assert not (folder / "clients/ann").exists()
-        assert carry_out(folder, Asked(renew=["ann"]))[2].expires is not None
-
     def test_numbered_clients_sort_and_keep_their_digits(self) -> None:
         nobody = Register()
-        assert key_folder.client_names("4", nobody) == ["client-1", "client-2", "client-3", "client-4"]
-        ten = key_folder.client_names("10", nobody)
+        assert client_names("4", nobody) == ["client-1", "client-2", "client-3", "client-4"]
+        ten = client_names("10", nobody)
         assert (ten[0], ten[9], sorted(ten)) == ("client-01", "client-10", ten)
         known = nobody.adding(["client-1", "client-2"]).revoking(["client-2"])
-        assert key_folder.client_names("10", known)[:2] == ["client-1", "client-3"]
+        assert client_names("10", known)[:2] == ["client-1", "client-3"]
 
 
 LETTERS = "it must be of letters, digits and -_. only, begin with a letter or digit, and have at most 64 of them"
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("clients", "message"),
     [
-        (Asked(clients="an na"), f"'an na' cannot be the name of a client: {LETTERS}"),
-        (Asked(clients="../x"), f"'../x' cannot be the name of a client: {LETTERS}"),
-        (Asked(clients=".."), f"'..' cannot be the name of a client: {LETTERS}"),
-        (Asked(clients="carol,"), f"'' cannot be the name of a client: {LETTERS}"),
-        (Asked(clients="x" * 65), f"'{'x' * 65}' cannot be the name of a client: {LETTERS}"),
-        (Asked(clients="josé"), f"'josé' cannot be the name of a client: {LETTERS}"),
+        ("an na", f"'an na' cannot be the name of a client: {LETTERS}"),
+        ("../x", f"'../x' cannot be the name of a client: {LETTERS}"),
+        ("..", f"'..' cannot be the name of a client: {LETTERS}"),
+        ("carol,", f"'' cannot be the name of a client: {LETTERS}"),
+        ("x" * 65, f"'{'x' * 65}' cannot be the name of a client: {LETTERS}"),
+        ("josé", f"'josé' cannot be the name of a client: {LETTERS}"),
         (
-            Asked(clients="carol,7"),
+            "carol,7",
             "'7' cannot be the name of a client: it reads like a number of clients; add a letter",
         ),
-        (Asked(clients="fed"), "'fed' cannot be the name of a client: the servers are called train and fed"),
-        (Asked(clients="Train"), "'Train' cannot be the name of a client: the servers are called train and fed"),
-        (Asked(clients="carol,carol"), "--clients has 'carol' twice; every client has a name of its own"),
-        (Asked(clients="Ann"), "clients 'ann' and 'Ann' differ in capitals only; choose another name"),
-        (Asked(clients="0"), "--clients 0 is no number of clients; give one from 1 up, or their names"),
-        (
-            Asked(clients="bob", revoke=["bob"]),
-            "client 'bob' was revoked, and its name is not given again; choose another name",
-        ),
-        (Asked(revoke=["eve"]), "client 'eve' cannot be revoked: it is not in the list of clients"),
-        (Asked(revoke=["bob", "bob"]), "client 'bob' cannot be revoked: it is revoked already"),
-        (Asked(revoke=["fed"]), "the fed server cannot be revoked; make a new CA in another folder instead"),
-        (Asked(renew=["eve"]), "there is no client 'eve' to renew; add it with --clients eve"),
-        (
-            Asked(renew=["bob"], revoke=["bob"]),
-            "client 'bob' was revoked and cannot be renewed; add one of another name",
-        ),
-        (
-            Asked(hosts=["a.example"]),
-            "--server goes into the certificates of the servers, which are made already; add --renew train --renew fed",
-        ),
-        (
-            Asked(hosts=["a.example:50051"], renew=["train"]),
-            "--server 'a.example:50051' is neither a host name nor an IP address; give it without scheme, port or "
-            "brackets",
-        ),
-        (
-            Asked(hosts=["10.0.0.256"], renew=["train"]),
-            "--server '10.0.0.256' is neither a host name nor an IP address; give it without scheme, port or brackets",
-        ),
-        (
-            Asked(hosts=["train.cutlayer.internal"], renew=["fed"]),
-            "--server 'train.cutlayer.internal': names under cutlayer.internal stand for the roles of servers; give "
-            "another",
-        ),
-    ],
+        ("fed", "'fed' cannot be the name of a client: the servers are called train and fed"),
+        ("Train", "'Train' cannot be the name of a client: the servers are called train and fed"),
+        ("carol,carol", "--clients has 'carol' twice; every client has a name of its own"),
+        ("Ann", "clients 'ann' and 'Ann' differ in capitals only; choose another name"),
+        ("0", "--clients 0 is no number of clients; give one from 1 up, or their names"),
+]
 )  # fmt: skip
-def test_a_mistake_changes_nothing(folder: Path, asked: Asked, message: str) -> None:
+def test_a_mistake_changes_nothing(folder: Path, clients: str, message: str) -> None:
     before = contents(folder)
     with pytest.raises(ConfigError) as refused:
-        carry_out(folder, asked)
+        trial(folder, clients)
     assert str(refused.value) == message
     assert contents(folder) == before
 
 
-class TestBrokenFolders:
-    def test_a_slip_in_the_name_of_the_folder_makes_no_ca(self, tmp_path: Path) -> None:
-        message = f"there is no CA in {tmp_path / 'kesy'}, so nothing to renew or revoke; check the name of the folder"
-        with pytest.raises(ConfigError, match=re.escape(message)):
-            carry_out(tmp_path / "kesy", Asked(revoke=["ann"]))
-        assert not (tmp_path / "kesy").exists()
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["eve"], "client 'eve' cannot be revoked: it is not in the list of clients"),
+        (["bob", "bob"], "client 'bob' cannot be revoked: it is revoked already"),
+        (["fed"], "the fed server cannot be revoked; make a new CA in another folder instead"),
+    ],
+)
+def test_a_mistake_in_a_revocation_changes_nothing(folder: Path, names: list[str], message: str) -> None:
+    before = contents(folder)
+    with pytest.raises(ConfigError) as refused:
+        key_folder.revoke(folder, names)
+    assert str(refused.value) == message
+    assert contents(folder) == before
 
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("a.example:50051", "is neither a host name nor an IP address; give it without scheme, port or brackets"),
+        ("10.0.0.256", "is neither a host name nor an IP address; give it without scheme, port or brackets"),
+        ("train.cutlayer.internal", "names under cutlayer.internal stand for the roles of servers; give another"),
+    ],
+)
+def test_a_mistake_in_a_host_makes_nothing(tmp_path: Path, host: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        trial(tmp_path / "keys", "ann", [host])
+    assert not (tmp_path / "keys").exists()
+
+
+class TestBrokenFolders:
     def test_a_key_that_is_there_is_not_overwritten(self, folder: Path) -> None:
         (folder / "ca.pem").unlink()
         message = f"{folder / 'ca.key'} is there already and is not overwritten; move it away, or choose another folder"
         with pytest.raises(ConfigError, match=re.escape(message)):
-            carry_out(folder, Asked())
+            trial(folder)
         (folder / "ca.key").unlink()
         with pytest.raises(ConfigError, match=re.escape(f"{folder / 'train/key.pem'} is there already and is not")):
-            carry_out(folder, Asked())
+            trial(folder)
         assert not (folder / "ca.key").exists()
 
     def test_without_the_key_of_the_ca_nothing_can_be_signed(self, folder: Path) -> None:
         (folder / "ca.key").unlink()
         with pytest.raises(ConfigError, match=re.escape(f"{folder / 'ca.key'} is not there; put it back from a copy")):
-            carry_out(folder, Asked(clients="carol"))
+            trial(folder, "carol")
 
-    def test_no_certificate_outlives_its_ca(self, folder: Path) -> None:
+    def test_no_certificate_outlives_its_ca(self, folder: Path, tmp_path: Path) -> None:
         message = r"--days 3651 is beyond the CA, which expires on \d{4}-\d\d-\d\d; give at most 36(49|50)$"
         with pytest.raises(ConfigError, match=message):
-            carry_out(folder, Asked(clients="carol", days=3651))
+            trial(folder, "carol", days=3651)
         assert "carol" not in Register.read(folder / "clients.toml").clients
-        carry_out(folder, Asked(revoke=["ann"], days=3651))  # which makes no certificate
+        with pytest.raises(ConfigError, match=message):
+            trial(tmp_path / "other", days=3651)
+        assert not (tmp_path / "other").exists()
 
     def test_a_folder_that_is_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("")
         with pytest.raises(ConfigError, match=r"^keys could not be written to .+: File exists; mend that or choose"):
-            carry_out(tmp_path / "keys", Asked())
+            trial(tmp_path / "keys")
 
 
 class TestRegister:
@@ -254,14 +223,16 @@ class TestRegister:
         with pytest.raises(LinkError) as unknown:
             register.number("eve")
         assert str(unknown.value) == (
-            "client 'eve' is not in this server's list of clients; add it with `cutlayer keys FOLDER --clients eve` "
-            "and copy the new clients.toml to the servers"
+            "client 'eve' is not in this server's list of clients; sign its request with `cutlayer keys sign` and copy "
+            "the new clients.toml to the servers"
         )
 
     def test_the_register_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        register = Register().adding(["a.b", "c", "d_e"]).revoking(["c"])
+        register = Register(samples={"c": 600}).adding(["a.b", "c", "d_e"]).revoking(["c"])
         (tmp_path / "clients.toml").write_text(register.as_toml())
         assert Register.read(tmp_path / "clients.toml") == register
+        assert register.as_toml().endswith('[samples]\n"c" = 600\n')
+        assert "[samples]" not in Register().as_toml()
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -284,9 +255,18 @@ class TestRegister:
             ),
             (
                 "ann = 0\n",
-                "{} must have the tables [clients] and [revoked], each of lines name = number, no more",
+                "{} must have the tables [clients] and [revoked], each of lines name = number, and may have [samples]",
             ),
-            ("", "{} must have the tables [clients] and [revoked], each of lines name = number, no more"),
+            ("", "{} must have the tables [clients] and [revoked], each of lines name = number, and may have"),
+            (
+                "[clients]\nann = 0\n[revoked]\n[samples]\nann = 0\n",
+                "{}: 'ann' = 0 in [samples] is not a client of the list and its samples",
+            ),
+            (
+                "[clients]\nann = 0\n[revoked]\n[samples]\neve = 5\n",
+                "{}: 'eve' = 5 in [samples] is not a client of the list and its samples",
+            ),
+            ("samples = 3\n[clients]\n[revoked]\n", "{} must have the tables [clients] and [revoked], each of lines"),
             ("[clients", "{} is damaged: "),
         ],
     )
@@ -302,63 +282,5 @@ class TestRegister:
             Register.read(tmp_path / "clients.toml")
         assert str(refused.value) == (
             f"{tmp_path / 'clients.toml'} is not there; a server needs the list of clients that `cutlayer keys` writes "
-            "beside its certificate: copy the whole folder"
-        )
-
-
-class TestCommand:
-    @staticmethod
-    def run(*words: str) -> str:
-        app = typer.Typer()
-        app.command()(keys)
-        result = CliRunner().invoke(app, words)
-        if result.exception is not None:
-            raise result.exception
-        return result.output
-
-    def test_the_command_says_what_was_made_and_what_to_copy_where(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        text = self.run("keys", "--clients", "2", "--days", "30")
-        assert max(map(len, text.splitlines())) <= 80
-        ends = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
-        rows = [line.split() for line in text.splitlines()]
-        assert ["train", "server", "–", "new", ends, "keys/train"] in rows
-        assert ["client-2", "client", "1", "new", ends, "keys/clients/client-2"] in rows
-        assert "Copy each folder whole to its owner, by a safe way: there is a private key in it." in " ".join(
-            text.split()
-        )
-        assert "keys/ca.key stays here: whoever has it can make certificates.\n" in text
-
-    def test_the_command_says_what_has_changed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(folder.parent)
-        text = self.run("keys", "--revoke", "ann", "--renew", "bob")
-        ends = f"{read(folder / 'clients/bob').not_valid_after_utc:%Y-%m-%d}"
-        rows = [line.split() for line in text.splitlines()]
-        assert ["ann", "client", "0", "revoked", ends, "–"] in rows
-        assert ["bob", "client", "1", "renewed", ends, "keys/clients/bob"] in rows
-        assert "2 others are as before; `cutlayer keys keys` shows all.\n" in text
-        assert (
-            "The list of clients has changed: copy keys/train/clients.toml and keys/fed/clients.toml to the servers."
-        ) in " ".join(text.split())
-        assert "The certificate before a renewal stays good until it expires." in text
-
-    def test_without_options_the_command_lists_the_clients(self, folder: Path) -> None:
-        rows = json.loads(self.run(str(folder), "--json"))["parties"]
-        assert [(row["name"], row["role"], row["number"], row["state"]) for row in rows] == [
-            ("train", "server", None, "as before"),
-            ("fed", "server", None, "as before"),
-            ("ann", "client", 0, "as before"),
-            ("bob", "client", 1, "as before"),
-        ]
-
-    def test_the_command_says_which_package_is_missing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delitem(sys.modules, "cutlayer.remote.identity.key_folder")
-        monkeypatch.delattr("cutlayer.remote.identity.key_folder")
-        monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
-        with pytest.raises(ConfigError) as refused:
-            self.run(str(folder))
-        assert str(refused.value) == (
-            "cutlayer keys needs cryptography, which is not installed; pip install 'cutlayer[deploy]'"
+            "beside its certificate: copy it here, too"
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import cutlayer
 from cutlayer import Batching, Split, evaluate, from_arrays, iid, sgd
 from cutlayer.errors import ConfigError, UnknownNameError
+from cutlayer.pieces.losses import bce
 from cutlayer.runs.metrics import METRICS, accuracy, auc, f1, mae, mse, r2, rmse
 
 SCORES = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.55, 0.54, 0.53, 0.52, 0.51, 0.505])
@@ -194,3 +195,132 @@ def test_the_accuracy_of_binary_scores_goes_by_their_sign() -> None:
     assert accuracy(scores, y).tolist() == accuracy(scores[:, 0], y).tolist() == [1, 1, 0, 0]
     several = accuracy(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     assert several.tolist() == [1, 0.5]
+
+
+# -- binary scores -----------------------------------------------------------------------------------------------
+
+
+def test_binary_scores_and_two_columns_give_the_same_f1() -> None:
+    """Signs guess 1, 1, 0, 0, 1 of 1, 0, 0, 1, 1: two of three right either way for class 1, one of two for class 0.
+
+    F1 of class 1 is 2·2/(3 + 3), of class 0 it is 2·1/(2 + 2); their mean is 7/12.
+    """
+    y = torch.tensor([1, 0, 0, 1, 1])
+    scores = torch.tensor([0.3, 2.0, -1.0, -0.5, 4.0])
+    two = torch.stack([torch.zeros(5), scores], 1)
+    for out, truth in ((scores, y), (scores[:, None], y), (scores[:, None], y[:, None].float()), (two, y)):
+        assert float(f1(out, truth)) == pytest.approx(7 / 12)
+        assert float(auc(out, truth)) == pytest.approx(4 / 6)
+    # Nobody is, or is taken for, class 1: only class 0 counts.
+    assert float(f1(torch.tensor([-1.0, -2.0]), torch.tensor([0, 0]))) == 1.0
+
+
+def test_a_run_with_bce_reports_the_f1_of_its_signs() -> None:
+    y = (torch.arange(40) % 3 == 0).long()
+    data = from_arrays(torch.randn(40, 4, generator=torch.manual_seed(0)) + 2 * y[:, None], y)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    method = cutlayer.fedavg(model=Split(net, 1, loss=bce), client_opt=sgd(0.5))
+    result = cutlayer.train(
+        method, data, iid(40, 2, key=0), rounds=3, batching=Batching(size=8), test=data, metrics=["accuracy", "f1"]
+    )
+    net.load_state_dict(result.state_dict)
+    guess = net(data.x)[:, 0] > 0
+    hits = [((guess == k) & (y == k)).sum() for k in (0, 1)]
+    by_hand = sum(2 * float(hits[k]) / float((guess == k).sum() + (y == k).sum()) for k in (0, 1)) / 2
+    assert result.history[-1]["test_f1"] == pytest.approx(by_hand)
+    assert result.history[-1]["test_accuracy"] > 0.8 and by_hand > 0.7
+
+
+@pytest.mark.parametrize(("metric", "other"), [(f1, "MultilabelF1Score"), (auc, "MultilabelAUROC")])
+def test_several_labels_a_sample_are_refused(metric: Any, other: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        found(metric, torch.randn(6, 3), torch.ones(6, 3), num_classes=None)
+    assert str(caught.value) == (
+        f"{metric.__name__} is for one class a sample, and the targets are 3 labels a sample; take accuracy, or give a "
+        f"metric of your own, such as metrics={{{metric.__name__!r}: torchmetrics.classification.{other}"
+        "(num_labels=3)}"
+    )
+
+
+# -- ignored targets ---------------------------------------------------------------------------------------------
+
+TOKENS = torch.tensor([[0, 1, 2, -100], [1, -100, -100, -100], [2, 2, 0, 1], [0, -100, -100, -100]])
+
+
+def scores_of(guesses: Tensor, classes: int = 3) -> Tensor:
+    """Scores (samples, classes, positions) whose largest is the guess."""
+    return 3 * torch.nn.functional.one_hot(guesses, classes).movedim(2, 1).float()
+
+
+def by_token(out: Tensor, y: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(out, y)
+
+
+def test_ignored_targets_count_in_no_metric() -> None:
+    guesses = TOKENS.clamp(min=0)
+    guesses[2, 0] = 0  # one of nine is wrong
+    out = scores_of(guesses)
+    y, guess = TOKENS[TOKENS >= 0], guesses[TOKENS >= 0]
+    assert float(f1(out, TOKENS)) == pytest.approx(float(f1(torch.eye(3)[guess], y)))
+    assert float(auc(out, TOKENS)) == pytest.approx(float(auc(3 * torch.eye(3)[guess], y)))
+    split = Split(nn.Sequential(nn.Identity(), nn.Identity()), 1, loss=by_token)
+    model = split.initial()[0].joined(split.initial()[1])
+    data = from_arrays(out, TOKENS, num_classes=3)
+    for batch in (4, 8, 12, 512):
+        values = evaluate(split, model, data, {"accuracy": accuracy, "f1": f1}, batch)
+        assert values["accuracy"] == pytest.approx(8 / 9)
+        assert values["loss"] == pytest.approx(float(by_token(out, TOKENS)))
+        assert values["f1"] == pytest.approx(float(f1(out, TOKENS)))
+
+
+def test_a_batch_of_ignored_targets_alone_counts_for_nothing() -> None:
+    y = torch.tensor([1, -100, -100, 0])
+    out = torch.tensor([[0.0, 2.0], [9.0, 0.0], [0.0, 9.0], [0.0, 1.0]])
+    split = Split(nn.Sequential(nn.Identity(), nn.Identity()), 1)
+    model = split.initial()[0].joined(split.initial()[1])
+    found = evaluate(split, model, from_arrays(out, y), {"accuracy": accuracy}, 1)
+    assert found["accuracy"] == 0.5
+    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(out, y)))
+
+
+def test_what_is_ignored_is_ignored_with_binary_scores_as_well() -> None:
+    y, scores = torch.tensor([1, 0, -100]), torch.tensor([2.0, -1.0, -1.0])
+    assert found(accuracy, scores[:, None], y, batch=2) == 1.0
+    assert found(accuracy, scores[:, None], y[:, None], batch=3) == 1.0
+    assert float(f1(scores, y)) == float(auc(scores, y)) == 1.0
+
+
+def test_a_real_number_is_never_ignored() -> None:
+    y = torch.tensor([[-100.0], [3.0]])
+    assert found(mae, torch.zeros(2, 1), y, batch=1, num_classes=None) == pytest.approx(51.5)
+
+
+def test_without_ignored_targets_the_numbers_are_the_same_bits() -> None:
+    """The mean of batch means, weighted by samples, as without any masks."""
+    y = torch.randint(0, 3, (7, 3), generator=torch.manual_seed(1))
+    out = torch.randn(7, 3, 3, generator=torch.manual_seed(2))
+    split = Split(nn.Sequential(nn.Identity(), nn.Identity()), 1, loss=by_token)
+    model = split.initial()[0].joined(split.initial()[1])
+    values = evaluate(split, model, from_arrays(out, y, 3), {"accuracy": accuracy}, 9)
+    for name, fn in (("loss", by_token), ("accuracy", lambda out, y: (out.argmax(1) == y).double())):
+        total: Any = 0
+        for rows in (slice(0, 3), slice(3, 6), slice(6, 7)):
+            part = len(y[rows]) * fn(out[rows], y[rows]).double().mean()
+            total = part if rows.start == 0 else total + part
+        assert values[name] == float(total / 7)
+
+
+def test_a_dict_of_outputs_needs_a_metric_of_its_own() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": x, "aux": x}
+
+    split = Split(nn.Sequential(nn.Identity(), Two()), 1, loss=lambda out, y: out["logits"].sum())
+    model = split.initial()[0].joined(split.initial()[1])
+    for metric in (accuracy, f1, auc, mae, r2):
+        with pytest.raises(ConfigError) as caught:
+            evaluate(split, model, from_arrays(torch.randn(4, 2), torch.arange(4) % 2), {"accuracy": metric})
+        assert str(caught.value) == (
+            "the model's output is a dict, and this metric reads one tensor; say which, such as "
+            "metrics={'accuracy': lambda out, y: cutlayer.accuracy(out['logits'], y)}"
+        )

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,12 @@ from cutlayer.core.method import method
 from cutlayer.core.places import Clients
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
+from cutlayer.core.values import shared
 from cutlayer.data import Arrays, Partition, from_arrays
-from cutlayer.errors import ConfigError, CutError, DataError, PartitionError, UnknownNameError, UsageError
+from cutlayer.errors import ConfigError, CutError, DataError, LawError, PartitionError, UnknownNameError, UsageError
 from cutlayer.methods import METHODS, Method
 from cutlayer.methods.fedavg import FedAvg
+from cutlayer.pieces.losses import bce
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.run import execute
@@ -328,6 +331,30 @@ def test_a_dry_runs_findings_stay_with_the_split() -> None:
     assert not calm.needs_key
 
 
+class Coin(nn.Module):
+    """Draws in Python for a whole batch: as a unit it is not traced."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.draw() > 0.5 else 2 * x
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1).item(), random.random, lambda: np.random.rand()])
+def test_a_unit_may_draw_on_the_host(draw: Callable[[], float]) -> None:
+    found = []
+    for state, seed in ((0, SEED), (1, SEED), (1, SEED + 1)):
+        torch.manual_seed(state)
+        random.seed(state)
+        np.random.seed(state)
+        sim = simulation(method_of("sfl_v1", flat(Coin(draw), Coin(draw))), engine="auto", seed=seed)
+        assert sim.engine_name == "loop"
+        found.append(losses(sim))
+    assert found[0] == found[1] != found[2]
+
+
 # -- models that cannot be stacked ------------------------------------------------------------------------------
 
 
@@ -532,6 +559,7 @@ WRONG_TYPES = {
         [1e9],
         "devices is a list; give a Devices, such as Devices(clients=(phone, laptop), server=1e12)",
     ),
+    "codecs": ("int8", 'codecs is a str; give a Mapping, such as {"activations": "int8"}'),
     "augment": (
         {"crop": 4},
         "augment is a dict; give an Augment, such as Augment(crop=4, flip=True), or a SampleTransform",
@@ -619,6 +647,26 @@ def test_a_word_or_a_number_is_no_optimiser() -> None:
         assert str(caught.value) == f"client_opt is {wrong!r}; give an optimiser, such as cutlayer.sgd(0.1)"
 
 
+@pytest.mark.parametrize("side", ["client_opt", "server_opt"])
+def test_what_cannot_begin_and_step_is_no_optimiser(side: str) -> None:
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(WEIGHTS, lr=0.1), 5)
+    given: dict[str, Any] = {"model": Split(flat(), 1), "client_opt": sgd(0.1), "server_opt": sgd(0.1), side: schedule}
+    with pytest.raises(ConfigError) as caught:
+        cutlayer.sfl_v1(**given)
+    assert str(caught.value) == (
+        f"{side} is a StepLR, which is no optimiser of cutlayer: give cutlayer.sgd, adam or adamw, with a learning "
+        "rate or a schedule of it, such as cutlayer.sgd(cutlayer.schedules.cosine(0.1, rounds=100))"
+    )
+
+
+def test_a_value_of_a_client_cannot_be_unpacked() -> None:
+    value: Any = shared("clients", (0, 1), (torch.ones(1), torch.ones(1)))
+    with pytest.raises(LawError, match="cannot be unpacked or iterated over: return a NamedTuple"):
+        _, _ = value
+    with pytest.raises(LawError, match="cannot be unpacked or iterated over: return a NamedTuple"):
+        value[0]
+
+
 def test_a_module_is_no_split() -> None:
     with pytest.raises(ConfigError, match=r"^model is a Sequential; give a Split, such as Split\(net, cut=1\)$"):
         cutlayer.smofi(model=flat(), client_opt=sgd(0.1), server_opt=sgd(0.1))  # type: ignore[arg-type]
@@ -629,4 +677,43 @@ def test_labels_of_the_test_set_must_be_classes_of_the_training_data() -> None:
         cutlayer.train(**SOUND, test=cutlayer.from_arrays(X, Y + 4))
     assert str(caught.value) == (
         "the test set has labels up to 7, but the training data have 4 classes; give both the same num_classes"
+    )
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_class_is_refused_with_cross_entropy_and_not_with_binary_scores() -> None:
+    x = torch.randn(24, 64, generator=torch.manual_seed(0))
+    data, halves = from_arrays(x, torch.zeros(24, dtype=torch.int64)), cutlayer.iid(24, 2, key=0)
+
+    def train(outputs: int, loss: Any, data: Arrays = data) -> float:
+        net = nn.Sequential(nn.Linear(64, 4), nn.Linear(4, outputs))
+        method = method_of("sfl_v1", net, loss=loss)
+        return float(cutlayer.train(method, data, halves, rounds=1, batching=Batching(size=6)).history[0]["loss"])
+
+    for outputs, loss in ((1, F.cross_entropy), (10, functools.partial(F.cross_entropy, label_smoothing=0.1))):
+        with pytest.raises(ConfigError) as caught:
+            train(outputs, loss)
+        assert str(caught.value) == (
+            "the data have a single class, so there is nothing to tell apart: check the targets, or give num_classes "
+            "if other classes are absent"
+        )
+    assert train(1, bce) > 0
+    assert train(3, F.cross_entropy, from_arrays(x, data.y, num_classes=3)) > 0
+
+
+def test_labels_to_be_ignored_need_a_loss_that_does() -> None:
+    y = torch.tensor([0, 1, -100, 1] * 6)
+    data, halves = from_arrays(torch.randn(24, 64), y), cutlayer.iid(24, 2, key=0)
+    net = nn.Sequential(nn.Linear(64, 4), nn.Linear(4, 1))
+    good = from_arrays(data.x, y.clamp(min=0))
+    for train_on, test_on in ((data, None), (good, data)):
+        with pytest.raises(ConfigError) as caught:
+            Training(
+                runner=Simulation(method_of("sfl_v1", net, loss=bce), train_on, halves, batching=Batching(size=6)),
+                test=test_on,
+            )
+    assert str(caught.value) == (
+        "the data have labels -100, which only cross entropy ignores; leave these samples out, or give a loss that does"
     )

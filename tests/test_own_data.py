@@ -20,7 +20,7 @@ from cutlayer.data.local import local
 from cutlayer.data.own import OwnData, read
 from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.pieces.losses import LOSSES
-from cutlayer.remote.device.join import DeviceSettings
+from cutlayer.remote.joining.join import DeviceSettings
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
 
@@ -383,3 +383,22 @@ def test_whole_floats_are_a_regression_unless_told_otherwise(
         found = cl.load(str(tmp_path / "floats.npz"), task=task)
     said = 'the targets are floats, so this is a regression; task = "classes" makes them classes'
     assert (found.train.num_classes, said in caplog.text) == ((None, True) if task == "auto" else (3, False))
+
+
+def test_pictures_with_channels_last_are_found_before_training(say: Any) -> None:  # noqa: F811
+    x = np.random.default_rng(0).normal(size=(60, 8, 8, 3)).astype(np.float32)
+    np.savez("mine.npz", x=x, y=np.arange(60) % 2)
+    Path("mine.toml").write_text(f'data = "mine.npz"\n{SMALL}batching = {{ size = 4 }}\n')
+    assert mistake(say("run", "mine.toml", "--quiet")) == (
+        "mine.npz: inputs have the shape (8, 8, 3), and the model 'cnn' reads channels first; put the channels first: "
+        "x.transpose(0, 3, 1, 2)"
+    )
+    np.savez("mine.npz", x=x.transpose(0, 3, 1, 2), y=np.arange(60) % 2)
+    assert say("run", "mine.toml", "--quiet").code == 0
+
+
+def test_a_path_on_the_command_line_may_have_options(say: Any) -> None:  # noqa: F811
+    write_csv(Path("x.csv"), {"a": np.arange(40) / 7, "label": [f"{k % 2}.0" for k in range(40)]})
+    words = ["--set", "data=x.csv", "--set", "data.task=classes", "--set", "model=mlp", "--set", "cut=1"]
+    (run,) = say("run", "digits", "--only", "sl", *words, "--dry-run", "--json").json["runs"]
+    assert run["data"] == {"path": "x.csv", "task": "classes", "standardise": False}

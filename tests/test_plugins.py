@@ -1,6 +1,10 @@
 """Specifies how names are found: those of the package, of plug-in files, of installed packages, and of former times."""
 
+import hashlib
+import importlib.util
 import logging
+import os
+import py_compile
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +22,6 @@ from cutlayer.cli import catalogue
 from cutlayer.data import sources
 from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.recipes.scale import scaled
-from cutlayer.remote.tensors.packing import CODECS
 from cutlayer.results import report
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
@@ -138,7 +141,7 @@ def test_names_of_a_plugin_are_listed_with_its_file(say: Any, tmp_path: Path) ->
         *((name, "") for name in ("uniform", "weighted", "availability")),
         ("first", "mine.py"),
     ]
-    assert [e["name"] for e in found["codecs"]] == list(CODECS) == ["raw", "bf16", "int8"]
+    assert [e["name"] for e in found["codecs"]][:4] == ["none", "bf16", "int8", "int4"]
     assert [e["name"] for e in found["meters"]] == ["ledger"]
     assert [e["name"] for e in found["engines"]] == ["auto", "loop", "vmap", "graph", "ray"]
     lines = [" ".join(line.split()) for line in say("list", "methods", "--plugin", "mine.py").out.splitlines()]
@@ -160,11 +163,12 @@ def test_a_data_set_of_a_plugin_is_told_the_data_folder(tmp_path: Path) -> None:
         cl.load("mine", tmp_path)
 
 
-def test_codecs_of_a_plugin_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "packs.py", "CODECS = {'mine': print}")
-    with pytest.raises(ConfigError) as caught:
-        plugins.load([path])
-    assert str(caught.value) == f"the plugin {path} has CODECS, which plug-ins cannot extend; there are raw, bf16, int8"
+def test_codecs_of_a_plugin_have_names_in_a_run(tmp_path: Path) -> None:
+    plugins.load([written(tmp_path / "codecs.py", "from cutlayer import codecs\nCODECS = {'mine': codecs.int8}")])
+    run = config.changed(Run(), {"codecs": {"activations": {"name": "mine", "per": "channel"}}}, "a file")
+    assert run.codecs == {"activations": {"name": "mine", "per": "channel"}}
+    with pytest.raises(UnknownNameError, match="unknown codec 'mime'; did you mean 'mine'"):
+        config.changed(Run(), {"codecs": {"activations": "mime"}}, "a file")
 
 
 # -- collisions --------------------------------------------------------------------------------------------------------
@@ -300,6 +304,7 @@ def test_every_name_of_a_recorded_run_may_be_unknown_but_no_key() -> None:
         server_optimiser=Choice("gone"),
         devices=Choice("gone"),
         weights="some.safetensors",
+        codecs={"activations": {"name": "gone", "sizes": (1, 2)}, "model": ("gone", "int8")},
     )
     changes = tomllib.loads(config.dumps(run))
     assert config.recorded(changes, "old.toml") == run
@@ -362,3 +367,32 @@ def test_signatures_need_no_types_and_no_defaults_for_what_follows_from_the_data
     assert ran["model"] == options
     written(tmp_path / "mine.toml", toml({"clients": 4, "rounds": 1, "model": {"name": "mine", "wide": 8}}))
     assert "unknown key 'wide'" in mistake(say("run", "mine.toml", "--plugin", "mine.py"))
+
+
+def test_the_code_that_runs_is_the_code_that_was_hashed(tmp_path: Path) -> None:
+    """A forged cache of compiled code, with the size and the time of the file, is what Python itself would run."""
+    path = tmp_path / "mine.py"
+    path.write_text("SAMPLERS = {'mine': lambda: 'good'}\n")
+    forged = tmp_path / "forged.py"
+    forged.write_text("SAMPLERS = {'mine': lambda: 'evil'}\n")
+    os.utime(forged, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    cache = Path(importlib.util.cache_from_source(str(path)))
+    py_compile.compile(str(forged), cfile=str(cache), doraise=True)
+    before = cache.read_bytes()
+    assert plugins.load([path]) == {"mine.py": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert registry.TABLES["SAMPLERS"].data["mine"]() == "good"
+    assert cache.read_bytes() == before  # and nothing is cached
+
+
+def test_a_model_of_a_plugin_is_profiled(say: Any, tmp_path: Path) -> None:  # noqa: F811
+    written(
+        tmp_path / "mine.py",
+        "from torch import nn\n"
+        "def mine(num_classes=10, in_features=64):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(in_features, 8), nn.Linear(8, num_classes))\n"
+        'MODELS = {"mine": mine}\n',
+    )
+    assert say("profile", "mine", "--plugin", "mine.py", "--input", "1x8x8").code == 0
+    assert mistake(say("profile", "mine", "--plugin", "mine.py")) == (
+        "the model 'mine' does not tell what it reads; give the shape of a sample with --input"
+    )

@@ -97,7 +97,7 @@ def test_a_transformer_on_tokens_counted_by_hand() -> None:
         assert layer.params == 12 * 128**2 + (4 + 5 + 4) * 128  # weights; biases of both halves, normalisation
         assert (layer.backward_flops, layer.activation) == (2 * layer.forward_flops, 80 * 128)
     assert (head.macs, head.params, head.activation) == (128 * 80, 129 * 80 + 2 * 128, 80)
-    assert (len(layers), table.params, table.input) == (6, 1_220_688, 80)
+    assert (len(layers), table.params, table.activations[0]) == (6, 1_220_688, 80)
 
 
 def test_backward_is_twice_forward_but_for_the_first_unit() -> None:
@@ -115,7 +115,7 @@ def test_a_model_counted_by_hand() -> None:
     assert (head.macs, head.forward_flops, head.backward_flops) == (15, 30, 60)
     assert (first.params, head.params, first.activation, head.activation) == (35, 18, 5, 3)
     assert table.cumulative_optimiser_state == (0, 70, 106)
-    assert table.input == 6
+    assert table.activations[0] == 6
 
 
 def test_frozen_parameters_have_neither_gradient_nor_optimiser_state() -> None:
@@ -148,7 +148,7 @@ def test_several_inputs_and_constants() -> None:
         ("add_1", 0, 0),
         ("out", 12, 15),
     ]
-    assert table.input == 7
+    assert table.activations[0] == 7
 
 
 @pytest.mark.parametrize("sample", [(1, 8, 8), torch.zeros(5, 1, 8, 8)])

@@ -1,7 +1,16 @@
 """Specifies what is shown of a run under way: how far it is, by rounds or by samples, and how long it will take."""
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +75,49 @@ def test_rounds_count_where_they_end_the_run_sooner() -> None:
 def test_the_last_known_accuracy_stays_on_the_line() -> None:
     status = Status(TWENTY, [record(1, test_accuracy=0.5, stopped=1), record(2, stopped=2)])
     assert str(status) == "accuracy 50.0 %, loss 0.500, 10 B, 3 stopped"
+
+
+# -- the width of messages -----------------------------------------------------------------------------------------
+
+DIVERGES = "run digits --only fedavg --rounds 3 --set clients=4 --set per_round=4 --set optimiser.lr=1e30 --quiet"
+
+
+def said_to(command: str, folder: Path, columns: int | None, **environment: str) -> tuple[int, str]:
+    """Exit code and stderr of a command, on a terminal of so many columns or in a pipe."""
+    known = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "FORCE_COLOR")}
+    every = {**known, "OMP_NUM_THREADS": "1", "TERM": "xterm", **environment}
+    ours, theirs = pty.openpty() if columns is not None else os.pipe()
+    if columns is not None:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    words = [sys.executable, "-m", "cutlayer", *command.split()]
+    process = subprocess.Popen(
+        words, cwd=folder, env=every, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs
+    )
+    os.close(theirs)
+    found = b""
+    with contextlib.suppress(OSError):  # so a terminal says that the other end is gone
+        while part := os.read(ours, 65536):
+            found += part
+    os.close(ours)
+    return process.wait(), found.decode().replace("\r\n", "\n")
+
+
+def test_messages_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
+    code, text = said_to(DIVERGES, tmp_path, 80)
+    assert code == 3
+    assert max(len(line) for line in text.splitlines()) <= 80
+    words = " ".join(text.split())
+    assert "warning: " in words and "error: digits/fedavg: nobody could train" in words
+    for place in ({"columns": 60}, {"columns": None, "COLUMNS": "60"}):
+        code, text = said_to("run no/such/file/of/mine.toml", tmp_path, **place)  # type: ignore[arg-type]
+        assert code == 2 and max(len(line) for line in text.splitlines()) <= 60
+        assert " ".join(text.split()) == (
+            "error: there is no configuration file no/such/file/of/mine.toml; check the path"
+        )
+
+
+def test_a_message_in_a_pipe_is_one_line(tmp_path: Path) -> None:
+    code, text = said_to(DIVERGES, tmp_path, None)
+    assert code == 3
+    assert [line.split()[0] for line in text.splitlines()] == ["warning:", "error:"]
+    assert min(len(line) for line in text.splitlines()) > 120

@@ -1,8 +1,11 @@
 """Before a training, the cut model is compared with the module itself."""
 
 import logging
+import random
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,17 +73,34 @@ def test_a_difference_of_the_gradients_alone_is_found() -> None:
         Split(Listed(torch.detach), 1).prove(X, Y)
 
 
-def test_a_random_number_that_tracing_made_a_constant_is_found() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+class Depth(nn.Module):
+    """Stochastic depth as in the code of many papers: drawn in Python for a whole batch."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x) + torch.rand(3))
+    def __init__(self, draw: Callable[[], Any], p: float) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.draw, self.p = draw, p
 
-    with pytest.raises(CutError, match=r"outputs differ by .*, first in the unit 'b'\."):
-        Split(Constant(), 1).prove(X, Y)
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [("first", ("a",)), ("second", ("b",)), ("third", ("c",))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if not self.training or self.draw() > self.p:
+            x = self.b(x)
+        return self.c(x)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1).item(), random.random, lambda: np.random.rand()])
+def test_units_that_do_what_the_forward_does_by_chance_are_found(draw: Callable[[], Any], p: float) -> None:
+    models = Depth(draw, p), Depth(draw, -1.0)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(CutError, match=r"does not compute the same when it is cut: .* differ by"):
+        Split(models[0], 1).prove(X, Y)
+    Split(models[1], 1).prove(X, Y)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
 def test_a_difference_that_is_not_finite_is_found() -> None:

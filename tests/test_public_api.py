@@ -40,6 +40,7 @@ NAMES = [
     "adamw",
     "available",
     "client_memory",
+    "codecs",
     "data",
     "dirichlet",
     "evaluate",

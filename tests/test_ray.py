@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import SEED, agree, clients_of, fit_for, images, resnet, run, simulation
+from conftest import CODECS, SEED, agree, clients_of, fit_for, images, resnet, run, simulation
 from in_process import deployment
+from test_codecs_agree import outcome as with_codecs
 from test_engines_agree import CASES, HETEROGENEOUS, ONE_OF_EACH, OPTIMISERS, Outcome, must_agree, on_loop, outcome
 from test_rounds import Count, Stumbling, played
 from torch import nn
@@ -163,6 +164,12 @@ def on_ray(case: str, shape: str = "two-part", **options: Any) -> Outcome:
 
 def test_a_round_on_ray_gives_the_loop_engines_numbers(cluster: None) -> None:
     must_agree(on_ray("sfl_v1", "u-shaped"), on_loop("sfl_v1", "momentum", "u-shaped", torch.float64), 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codecs", CODECS)
+def test_codecs_on_ray_give_the_loop_engines_numbers(codecs: str, cluster: None) -> None:
+    must_agree(with_codecs("sfl_v1", codecs, "ray"), with_codecs("sfl_v1", codecs, "loop"), 0.0)
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from test_engines_agree import CASES, OPTIMISERS, SHAPES, Outcome, fits, must_ag
 from torch import Tensor
 
 from cutlayer import methods, optim
-from cutlayer.core.meter import Meter
 from cutlayer.core.method import Method
 from cutlayer.core.program import Program
 from cutlayer.core.values import Block, PerClient
 from cutlayer.errors import ConfigError
-from cutlayer.remote.protocol.messages import Packing
 from cutlayer.remote.server.queue import Queue, Ref
 from cutlayer.remote.server.remote import Remote
 from cutlayer.remote.server.shape_runner import ShapeRunner
@@ -39,7 +37,13 @@ def method_of(case: str, shape: str = "two-part", device: str = "cpu") -> Method
 
 def remotely(case: str, shape: str, **options: Any) -> Outcome:
     there = deployment(
-        method_of(case, shape), images(), clients_of(), batching=CASES[case].batching, seed=SEED, **options
+        method_of(case, shape),
+        images(),
+        clients_of(),
+        batching=CASES[case].batching,
+        seed=SEED,
+        followed=(3,),
+        **options,
     )
     return Outcome(run(there), there.ledger)  # type: ignore[arg-type]
 
@@ -52,8 +56,10 @@ def test_remote_rounds_give_the_loop_engines_numbers(case: str, shape: str) -> N
 class Homonyms(NamedTuple):
     """Fields with the names of what handles have themselves."""
 
+    bare: Tensor
     item: Tensor
     queue: Tensor
+    signature: Tensor
     slot: Tensor
     spec: Tensor
 
@@ -61,47 +67,10 @@ class Homonyms(NamedTuple):
 def test_a_field_may_have_the_name_of_something_that_handles_have() -> None:
     assert {name for name in dir(Ref) if not name.startswith("_")} == set(Homonyms._fields)
     queue = Queue(ShapeRunner(Program(method_of("sfl_v1")), images()))
-    ref = queue.put(Homonyms(*(torch.zeros(k) for k in range(4))))
+    ref = queue.put(Homonyms(*(torch.zeros(k) for k in range(6))))
     value = PerClient("clients", [Block((0,), ref, stacked=False)])
     for k, name in enumerate(Homonyms._fields):
         assert getattr(value, name).at(0).spec.value.at(0).shape == (k,)
-
-
-@pytest.mark.parametrize(("packing", "most"), [("bf16", 2**-8), ("int8", 1 / 254)])
-def test_packed_activations_are_a_little_off_and_nothing_else_is(packing: Packing, most: float) -> None:
-    seen: dict[str, list[Tensor]] = {"raw": [], packing: []}
-    for how, arrived in seen.items():
-        there = deployment(
-            method_of("sfl_v1"),
-            images(),
-            clients_of(),
-            batching=CASES["sfl_v1"].batching,
-            seed=SEED,
-            packing=how,  # type: ignore[arg-type]
-            meters=(Keeping(arrived),),
-        )
-        there.round(there.start())
-    (z, y), (packed, labels) = ((a[0], a[1]) for a in seen.values())  # the first client's first batch
-    assert torch.equal(y, labels)
-    largest = z.abs().flatten(1).amax(1).view(-1, *[1] * (z.dim() - 1))  # of each sample
-    assert 0 < float(((z - packed).abs() / largest).max()) <= most
-
-
-class Keeping(Meter):
-    """Keeps what comes up."""
-
-    def __init__(self, kept: list[Tensor]) -> None:
-        self.kept = kept
-
-    def stepped(self, sizes: Any) -> None: ...
-
-    def crossed(self, kind: Any, direction: str, value: PerClient) -> None:
-        if direction == "up":
-            self.kept.append(value.at(value.ids[0]))
-
-    def waited(self, ids: Any) -> None: ...
-
-    def sent(self, *_: Any) -> None: ...
 
 
 def test_a_client_that_comes_back_with_less_than_it_held_is_not_asked_as_if_it_held_it(

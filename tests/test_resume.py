@@ -21,6 +21,7 @@ from cutlayer.core import tree
 from cutlayer.core.state import State
 from cutlayer.engines import auto
 from cutlayer.errors import CheckpointError
+from cutlayer.results import report
 from cutlayer.runs import build, checkpoint, config
 from cutlayer.runs import run as running
 from cutlayer.runs.config import Choice, Run
@@ -230,6 +231,44 @@ def test_a_damaged_line_is_named(folder: Folder) -> None:
     assert str(error.value) == (
         f"line 2 of {folder.metrics} is damaged; put the file back, or start over with --overwrite"
     )
+
+
+def test_a_digit_that_flips_in_the_metrics_is_noticed(folder: Folder) -> None:
+    """On resuming and in comparisons; numbers that were written by an earlier version have no digests to check."""
+    stopped(SMALL, folder)
+    text = folder.metrics.read_text()
+    lines = text.splitlines(keepends=True)
+    place = lines[1].index('"loss": ') + len('"loss": 2.')
+    flipped = lines[1][:place] + str((int(lines[1][place]) + 1) % 10) + lines[1][place + 1 :]
+    folder.metrics.write_text(lines[0] + flipped + lines[2])
+    message = (
+        f"line 2 of {folder.metrics} is not what its round wrote, by the digest in timing.jsonl; put the file back, or "
+        "start over with --overwrite"
+    )
+    with pytest.raises(CheckpointError) as resumed:
+        execute(SMALL, folder, resume=True)
+    with pytest.raises(CheckpointError) as compared:
+        report.compare([folder])
+    assert str(resumed.value) == str(compared.value) == message
+    times = [{key: line[key] for key in ("round", "seconds")} for line in folder.times()]
+    folder.timing.write_text("".join(json.dumps(line) + "\n" for line in times))
+    assert folder.history()[1]["loss"] == json.loads(flipped)["loss"]
+    folder.metrics.write_text(text)
+    assert execute(SMALL, folder, resume=True).state.round == SMALL.rounds
+
+
+def test_no_flipped_bit_in_the_metrics_changes_a_number(folder: Folder) -> None:
+    stopped(SMALL, folder)
+    known, content = folder.history(), folder.metrics.read_bytes()
+    for place in range(0, len(content) - 1, 7):  # the last byte ends the last line: without it, that one is left out
+        for bit in (1, 16, 128):
+            damaged = bytearray(content)
+            damaged[place] ^= bit
+            folder.metrics.write_bytes(damaged)
+            try:
+                assert folder.history() == known, (place, bit)
+            except CheckpointError as error:
+                assert "of " + str(folder.metrics) in str(error)
 
 
 def test_checkpoints_that_are_gone_are_not_taken_for_a_run_that_never_had_any(folder: Folder) -> None:

@@ -65,7 +65,7 @@ def test_a_run_leaves_these_files(folder: Folder) -> None:
     }
     assert folder.run() == SMALL
     assert json.loads(folder.environment.read_text()) == {**environment(), "engine": "loop"}
-    assert [set(line) for line in folder.times()] == [{"round", "seconds"}] * 3
+    assert [set(line) for line in folder.times()] == [{"round", "seconds", "digest"}] * 3
 
 
 def spin(started: Event) -> None:

@@ -13,7 +13,7 @@ from test_cli import mistake, say  # noqa: F401
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.errors import ConfigError, DataError
+from cutlayer.errors import CheckpointError, ConfigError, DataError
 from cutlayer.pieces.sampler import Draw
 from cutlayer.runs import config
 from cutlayer.runs.config import Choice, Run
@@ -148,11 +148,48 @@ def test_a_resumed_run_draws_the_clients_of_one_that_was_not_stopped(say: Any) -
     assert whole == halves
     counts = np.diff([0, *(json.loads(line)["samples"] for line in whole.splitlines())]) // 32
     assert counts.tolist() == [2, 3, 3, 3]
+    Path("trace.csv").write_text("client,from_round,to_round\n0,1,9\n1,1,9\n2,1,9\n3,4,9\n")
+    refused = mistake(say("run", "halves.toml", "--quiet", "--resume", "--rounds", "5"))
+    assert refused.startswith("runs/halves/seed-0 began with other content: the trace trace.csv changed since; ")
     Path("none.toml").write_text(text.format("none.csv"))
     assert mistake(say("run", "none.toml", "--quiet")) == (
         "the trace none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'"
     )
     assert not Path("runs/none").exists()
+
+
+@pytest.mark.parametrize("client", [4, 17])
+def test_a_trace_names_clients_that_there_are(say: Any, client: int) -> None:  # noqa: F811
+    Path("trace.csv").write_text(f"client,from_round,to_round\n1,1,9\n{client},1,9\n3,1,9\n")
+    Path("mine.toml").write_text(
+        'sampler = { name = "availability", trace = "trace.csv" }\nclients = 4\npartition = "iid"\n'
+    )
+    assert mistake(say("run", "mine.toml", "--quiet")) == (
+        f"the trace trace.csv names client {client}, but the 4 clients are numbered 0 to 3: counting starts at 0"
+    )
+    assert not Path("runs").exists()
+
+
+def test_a_resumed_python_run_notices_another_trace(tmp_path: Path) -> None:
+    data = cl.from_arrays(torch.randn(40, 4), torch.arange(40) % 2)
+    path = tmp_path / "trace.csv"
+
+    def train(rounds: int, client: int) -> cl.Result:
+        path.write_text(f"client,from_round,to_round\n0,1,9\n{client},1,9\n")
+        torch.manual_seed(0)
+        split = cl.Split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), cut=1)
+        method = cl.sfl_v1(model=split, client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
+        options: dict[str, Any] = {"sampler": cl.available(trace=str(path)), "out": tmp_path / "x", "resume": True}
+        return cl.train(method, data, cl.iid(40, 3, key=0), rounds=rounds, batching=cl.Batching(size=5), **options)
+
+    train(1, 1)
+    assert len(train(2, 1).history) == 2
+    with pytest.raises(CheckpointError, match=r"began with other content: the trace .*trace.csv changed since"):
+        train(3, 2)
+    with pytest.raises(
+        DataError, match=r"names client 3, but the 3 clients are numbered 0 to 2: counting starts at 0$"
+    ):
+        train(3, 3)
 
 
 def test_a_python_run_writes_and_resumes_its_sampler_and_transform(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from cutlayer.core.text import printable
 from cutlayer.errors import ConfigError
-from cutlayer.remote.monitor.logs import event, printable, structured
+from cutlayer.remote.monitor.logs import event, structured
 from cutlayer.remote.monitor.prometheus import serve_metrics
 from cutlayer.remote.monitor.status import STATES, Board, ClientStatus
 from cutlayer.remote.monitor.table import LiveTable
@@ -278,6 +279,7 @@ class TestMetrics:
         made.joined(2, "cem", 102)
         made.refused(2, "too large")
         made.refused_connection("wrong CA")
+        made.failed_handshakes(3, {"192.0.2.1": 3})
         found = scraped(made)
         states = {"training": 1, "waiting": 1, "refused": 1}
         assert found == {
@@ -287,7 +289,9 @@ class TestMetrics:
             ("cutlayer_round_seconds",): 2,
             ("cutlayer_loss",): 0.5123,
             ("cutlayer_accuracy",): 0.9312,
+            ("cutlayer_guarded_total",): 0,
             ("cutlayer_connections_refused_total",): 1,
+            ("cutlayer_handshakes_failed_total",): 3,
             **{("cutlayer_clients", state): states.get(state, 0) for state in STATES},
             **{("cutlayer_client_bytes_total", name, "down"): 2048 for name in ("ann", "bob", "cem")},
             ("cutlayer_client_bytes_total", "ann", "up"): 0,
@@ -338,6 +342,19 @@ def _each(what: str, *numbers: float) -> dict[tuple[str, ...], float]:
 
 
 class TestLog:
+    def test_a_flood_of_refusals_fills_no_disk(self, caplog: pytest.LogCaptureFixture) -> None:
+        clock = Hands()
+        made = board(clock)
+        for _ in range(500):
+            made.refused_connection("revoked")
+        assert caplog.text.count("connection refused") == 100
+        clock.now += 60
+        made.refused_connection("revoked")
+        assert caplog.messages[-1] == "connection refused reason=revoked not_logged=400"
+        made.refused_connection("revoked")
+        assert caplog.messages[-1] == "connection refused reason=revoked"
+        assert made.snapshot().refused_connections == 502
+
     def test_lines_parse_back(self) -> None:
         stream = io.StringIO()
         with lines(stream):

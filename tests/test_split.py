@@ -13,6 +13,7 @@ from split_models import MODELS, TwoInputs, make, with_dropout
 from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
+import cutlayer as cl
 from cutlayer import methods, optim
 from cutlayer.core.state import Model
 from cutlayer.errors import ConfigError, CutError
@@ -369,3 +370,87 @@ def test_a_sample_may_be_a_numpy_array() -> None:
             return out
 
     assert Split(Strict(), "stem", sample=np.zeros((5, 4), dtype=np.float32)).units == ("stem", "head")
+
+
+# -- names of inputs -----------------------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """Takes tokens, and may be told which of them to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
+        hidden = self.embed(input_ids)
+        if keep is not None:
+            hidden = hidden * keep[..., None]
+        scores: Tensor = self.out(hidden.mean(1))
+        return scores
+
+
+def items_with(*names: str) -> list[dict[str, Tensor]]:
+    tokens = torch.randint(0, 9, (12, 5), generator=torch.manual_seed(3))
+    return [{**dict.fromkeys(names, tokens[i]), "labels": torch.tensor(i % 3)} for i in range(12)]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ["input_ids", "tokens"])
+def test_a_single_input_may_have_a_name(name: str, engine: str) -> None:
+    """It trains as with the input alone."""
+
+    def state_after(data: cl.Arrays) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        method = cl.sfl_v1(model=Split(Tagger(), "embed"), client_opt=cl.sgd(0.1), server_opt=cl.sgd(0.1))
+        halves, batching = cl.iid(12, 2, key=0), cl.Batching(size=3)
+        return cl.train(method, data, halves, rounds=2, batching=batching, test=data, engine=engine).state_dict
+
+    items = items_with(name)
+    named, plain = cl.from_dataset(items), cl.from_dataset(items, inputs=name)
+    assert isinstance(named.x, dict) and isinstance(plain.x, Tensor)
+    one, other = state_after(named), state_after(plain)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_forward_that_reads_a_dict_gets_it() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            out: Tensor = self.b(self.a(batch["image"]))
+            return out
+
+    split, x = Split(Reads(), 1), {"image": torch.randn(3, 4)}
+    split.rehearse(x, torch.tensor([0, 1, 0]), 2)
+    split.prove(x, torch.tensor([0, 1, 0]))
+    with pytest.raises(ConfigError) as caught:
+        split.rehearse({"picture": x["image"]}, torch.tensor([0, 1, 0]), 2)
+    assert (
+        str(caught.value) == "the model reads 'image', and the data have picture; choose with inputs= of from_dataset"
+    )
+
+
+def test_wrong_names_of_inputs_are_told_with_the_right_ones() -> None:
+    y, choose = torch.tensor([0, 1, 0]), "choose with inputs= of from_dataset, or give sample= to Split"
+    two = Split(TwoInputs(), 1)
+    image, context = torch.randn(3, 6), torch.randn(3, 2)
+    cases = [
+        (two, {"image": image, "contxt": context}, "image, context", "image, contxt"),
+        (two, {"image": image, "context": context, "id": context}, "image, context", "image, context, id"),
+        (two, image, "image, context", "one input without a name"),
+        (Split(Tagger(), 1), {"input_ids": image.long(), "keep": image}, "input_ids", "input_ids, keep"),
+    ]
+    for split, x, takes, have in cases:
+        for see in (lambda s=split, x=x: s.rehearse(x, y, 2), lambda s=split, x=x: s.lower(s.initial()[0], x)):
+            with pytest.raises(ConfigError) as caught:
+                see()
+            assert str(caught.value) == f"the model takes {takes}; the data have {have}; {choose}"
+
+
+def test_a_sequence_says_that_its_input_has_no_name() -> None:
+    split = Split(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), 1)
+    with pytest.raises(ConfigError, match=r"; the model's input may have no name: choose it with inputs='input_ids'$"):
+        split.rehearse({"input_ids": torch.zeros(3, 5).long()}, torch.tensor([0, 1, 2]), 3)

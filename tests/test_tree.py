@@ -25,24 +25,26 @@ MAY_IMPORT = {
     "version": "",
     "registry": "errors",
     "core": "errors",
+    "codecs": "core errors registry",
     "optim": "core errors registry",
-    "split": "core errors",
+    "data": "core errors registry",
+    "split": "core data errors",
     "planning": "core errors registry split",
     "pieces": "core errors optim planning registry split",
     "methods": "core errors optim pieces planning registry split",
-    "data": "core errors registry",
     "models": "core data errors registry",
     "meters": "core planning registry",
     "engines": "core data errors optim registry split",
     "authoring": "core optim pieces split",
     "plugins": "core errors registry",
-    "runs": "core data engines errors meters methods models optim pieces planning registry split version",
+    "runs": "codecs core data engines errors meters methods models optim pieces planning registry split version",
     "remote": "",
     "remote/protocol": "errors",
     "remote/tensors": "core errors registry remote/protocol",
     "remote/identity": "core errors",
     "remote/monitor": "core errors runs",
     "remote/device": "core data engines errors registry remote/identity remote/protocol remote/tensors runs version",
+    "remote/joining": "core data errors meters registry remote/device remote/protocol remote/server runs",
     "remote/server": "core data engines errors meters pieces remote/device remote/identity remote/monitor "
     "registry remote/protocol remote/tensors runs version",
     "remote/ray": "core data engines errors plugins remote/device remote/monitor remote/protocol remote/server "
@@ -51,9 +53,9 @@ MAY_IMPORT = {
     "results": "errors planning recipes runs",
     "studies": "core errors meters methods optim pieces planning registry results runs split",
     "benching": "core data engines errors methods models optim registry runs split",
-    "cli": "benching core data errors methods models optim planning plugins recipes registry remote/device "
-    "remote/identity remote/monitor remote/server remote/tensors results runs split studies version",
-    "__init__": "core data errors methods models optim pieces planning runs split studies version",
+    "cli": "benching codecs core data errors methods models optim planning plugins recipes registry remote/device "
+    "remote/identity remote/joining remote/monitor remote/server results runs split studies version",
+    "__init__": "codecs core data errors methods models optim pieces planning runs split studies version",
     "__main__": "cli",
 }
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SEED, agree, clients_of, images
+from conftest import CODECS, SEED, agree, clients_of, images
+from test_codecs_agree import outcome as with_codecs
 from test_engines_agree import CASES, on_loop, plain
 from test_remote import method_of
 from torch import Tensor
@@ -43,6 +44,16 @@ def must_have_the_numbers_of_one(case: str, shape: str) -> None:
 @pytest.mark.parametrize("case", QUICK)
 def test_two_servers_together_have_the_numbers_of_one(case: str) -> None:
     must_have_the_numbers_of_one(case, "two-part")
+
+
+@pytest.mark.parametrize("codecs", ["sparse", pytest.param("noisy", marks=pytest.mark.slow)])
+def test_two_servers_decode_what_one_does(codecs: str) -> None:
+    """In each process, the codecs of the other server run on shapes."""
+    given: Any = {"batching": CASES["smofi"].batching, "seed": SEED, "codecs": CODECS[codecs], "rounds": 3}
+    found = trained_apart(lambda: method_of("smofi", "two-part"), images(), clients_of(), **given)
+    expected = with_codecs("smofi", codecs, "loop").state
+    agree(here(found.train.server), tree.tensors(plain(expected.server)), tol=0.0)
+    agree(here(found.fed.client), tree.tensors(plain(expected.client)), tol=0.0)
 
 
 @pytest.mark.slow

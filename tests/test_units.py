@@ -1,9 +1,13 @@
 """Where a model can be cut, and what is said where it cannot."""
 
+import copy
 import pickle
+import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,10 +22,12 @@ from equal_parts import (
 from split_models import Functional, Residual, sequence
 from torch import Tensor, nn
 
+from cutlayer.core.state import Model
 from cutlayer.errors import CutError, UnknownNameError
 from cutlayer.models import build, cnn, mlp, resnet18, resnet_tiny
 from cutlayer.planning.profile import profile
 from cutlayer.split import Split
+from cutlayer.split.generators import without_draws
 from cutlayer.split.units import units_of
 
 
@@ -517,3 +523,165 @@ def test_the_row_of_the_padding_does_not_train_on_any_engine() -> None:
     assert_every_cut_is_the_whole(split, tokens)
     assert_a_stack_is_a_loop(split, tokens)
     assert not cut_step(split, tokens).grads["0.weight"][0].any()
+
+
+# -- random numbers drawn while a forward is traced -----------------------------------------------------------------
+
+
+class Depth(nn.Module):
+    """Stochastic depth as in the code of many papers: drawn in Python for a whole batch."""
+
+    def __init__(self, draw: Callable[[], Any], p: float) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.draw, self.p = draw, p
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        if not self.training or self.draw() > self.p:
+            x = x + torch.relu(self.b(x))
+        return self.c(x)
+
+
+DRAWS: dict[str, tuple[Callable[[], Any], str]] = {
+    "item": (lambda: torch.rand(1).item(), "torch"),
+    "tensor": (lambda: torch.rand(1), "torch"),
+    "python": (random.random, "Python's random"),
+    "numpy": (lambda: np.random.rand(), "numpy.random"),
+    "own": (np.random.RandomState(0).rand, "draw"),
+}
+
+
+@pytest.mark.parametrize("sample", [None, torch.randn(3, 8)])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_number_that_tracing_would_draw_once_is_refused(name: str, p: float, sample: Tensor | None) -> None:
+    draw, what = DRAWS[name]
+    model = Depth(draw, p)
+    with pytest.raises(CutError) as error:
+        Split(model, "a", sample=sample)
+    assert str(error.value) == (
+        f"Depth cannot be cut because its forward draws random numbers while it is traced (from {what}): they would be "
+        "the same in every step. Draw tensors of torch whose shapes follow the input, without .item() or an `if`, as "
+        "nn.Dropout and the stochastic depth of torchvision do; or write the model as nn.Sequential or give it a "
+        "units() method, whose units run as they are."
+    )
+    assert Split(model.eval(), "a", sample=sample).units  # in which nothing is drawn
+
+
+def test_what_else_draws_can_be_traced() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.drop, self.rrelu, self.b = nn.Linear(8, 8), nn.Dropout(0.5), nn.RReLU(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.dropout(self.rrelu(self.drop(self.a(x))), 0.5, self.training)
+            return self.b(x * torch.rand_like(x))
+
+    class Fixed(Draws):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.rand(3)
+
+    x = torch.ones(4, 8)
+    for split in (Split(Draws(), "a"), Split(Draws(), "a", sample=x), Split(Fixed(), "a", sample=x)):
+        values = Model.joined(*split.initial())
+        assert split.needs_key and split.random is None
+        assert not torch.equal(split.whole(values, x, 1)[0], split.whole(values, x, 2)[0])
+    with pytest.raises(CutError, match=r"draws random numbers while it is traced \(from torch\)"):
+        Split(Fixed(), "a")
+
+
+def test_another_thread_may_draw_once() -> None:
+    drawn: list[float] = []
+
+    def trace() -> int:
+        if not drawn:
+            drawn.append(random.random())
+        return 5
+
+    assert without_draws(nn.Linear(1, 1), trace) == 5
+
+
+# -- modes in training --------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """Keeps its normalisation in eval mode whatever happens, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.other, self.b = (
+            nn.Linear(6, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        )  # fmt: skip
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.other(self.norm(torch.relu(self.a(x)))))
+
+
+@pytest.mark.parametrize("in_sequence", [False, True])
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("export", [False, True])
+def test_a_train_of_ones_own_decides_the_modes(called: bool, export: bool, in_sequence: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.arange(8) % 3
+    model: nn.Module = Frozen().double()
+    if in_sequence:
+        model = nn.Sequential(nn.Linear(6, 6), model).double()
+    if called:
+        model.train()
+    modes = [m.training for m in model.modules()]
+    torchs = copy.deepcopy(model).train()
+    steps = torch.optim.SGD(torchs.parameters(), lr=0.1)
+    for _ in range(3):
+        steps.zero_grad()
+        F.cross_entropy(torchs(x), y).backward()
+        steps.step()
+    split = Split(model, 1, sample=x if export else None)
+    split.prove(x, y)
+    values = Model.joined(*split.initial())
+    for _ in range(3):
+        params = {name: p.detach().requires_grad_() for name, p in values.params.items()}
+        out, buffers = split.whole(values._replace(params=params), x)
+        found = torch.autograd.grad(F.cross_entropy(out, y), list(params.values()))
+        new = {name: (p - 0.1 * g).detach() for (name, p), g in zip(params.items(), found, strict=True)}
+        values = values._replace(params=new, buffers=buffers)
+    state = split.export(values)
+    for name, value in torchs.state_dict().items():
+        assert torch.allclose(state[name].double(), value.double(), rtol=0, atol=1e-12), name
+    prefix = "1." if in_sequence else ""
+    assert not state[f"{prefix}norm.running_mean"].any() and state[f"{prefix}other.running_mean"].any()
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_a_module_in_eval_mode_stays_so_beside_a_train_of_ones_own() -> None:
+    model = Frozen()
+    model.other.eval()
+    assert not Split(model, 1).normalises
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(6), nn.InstanceNorm1d(6, track_running_stats=True)])
+def test_a_model_in_eval_mode_is_warned_of(layer: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3))
+    Split(model, 1)
+    model[1].eval()
+    Split(model, 1)
+    assert caplog.messages == []
+    split = Split(model.eval(), 1)
+    split.with_cut(2)
+    pickle.loads(pickle.dumps(split))
+    assert caplog.messages == [
+        "Sequential is in eval mode: while it trains, its dropout and BatchNorm stay as in evaluation; call "
+        "model.train() before Split if that is not meant"
+    ]
+    assert not any(m.training for m in model.modules())
+
+
+def test_a_model_to_which_the_mode_means_nothing_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    Split(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.LayerNorm(6), nn.Linear(6, 3)).eval(), 1)
+    assert caplog.messages == []

@@ -19,7 +19,7 @@ from torch import Tensor
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.commands import AnyCommand
 from cutlayer.remote.protocol.messages import PROTOCOL, FromClient, FromPeer, FromServer, Message, Work
-from cutlayer.remote.tensors.packing import DTYPES
+from cutlayer.remote.tensors.forms import DTYPES
 from cutlayer.remote.tensors.wire import PREFIX, Decoder, encode
 
 Random = random.Random
@@ -229,8 +229,7 @@ def check_bytes(raw: bytes, tensors: list[Tensor]) -> None:
 
 def check_whole(of: Any, message: Message, tensors: list[Tensor]) -> None:
     """Check that the message can be encoded again, and decodes to itself."""
-    packings = [form.packing for form in getattr(message, "tensors", ())]
-    raw = b"".join(encode(message, tensors, packings))
+    raw = b"".join(encode(message, tensors))
     again = Decoder(of, 2 * MOST).feed(raw)
     assert again is not None
     assert msgspec.msgpack.encode(again[0]) == msgspec.msgpack.encode(message)

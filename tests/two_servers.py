@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +11,8 @@ from in_process import device
 from torch import Tensor
 
 from cutlayer.core.batches import Batching
+from cutlayer.core.codec import Coder
+from cutlayer.core.kinds import Kind
 from cutlayer.core.method import Method
 from cutlayer.core.state import State
 from cutlayer.core.tree import Tree
@@ -17,11 +20,13 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.engines.loop import Loop
 from cutlayer.remote.device.session import ClientDevice, Session
+from cutlayer.remote.protocol.commands import Deliver, Up
 from cutlayer.remote.protocol.messages import Message, Sent, Work
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.peer import Peer
 from cutlayer.remote.server.sessions import Answered, ClientSession, Sessions
 from cutlayer.remote.tensors.trees import build
+from cutlayer.runs.codecs import Codecs, coders
 from cutlayer.runs.rounds import Rounds
 
 SECONDS = 60.0
@@ -72,12 +77,16 @@ class Apart:
         return build(fed_value.tree, iter(fed_value.numbers).__next__, iter(tensors).__next__)
 
     def _run(self) -> None:
+        kinds: dict[int, tuple[str, ...]] = {}  # by list: what its last command sends
         while True:
-            reply = self.session.work(*self.work.get())
+            work, tensors = self.work.get()
+            if work.commands and isinstance(work.commands[-1], Up | Deliver):
+                kinds[work.list] = work.commands[-1].kinds
+            reply = self.session.work(work, tensors)
             if reply is not None:
                 server = "fed" if reply.to_fed else "train"
                 message = msgspec.structs.replace(reply.message, session=self.numbers[server])
-                self.said[server].append(Said(message, reply.tensors, tuple(reply.kinds)))
+                self.said[server].append(Said(message, reply.tensors, kinds[work.list]))
                 self.sessions[server].take(Answered(self.own.client, self.numbers[server], message, reply.tensors))
 
 
@@ -98,6 +107,7 @@ def trained_apart(
     batching: Batching,
     seed: int,
     rounds: int = 2,
+    codecs: Codecs = MappingProxyType({}),
 ) -> Halves:
     """Two rounds with two servers; everybody has a copy of the method, for two threads cannot run one module."""
     said: dict[str, list[Said]] = {"train": [], "fed": [], "peer": []}
@@ -111,12 +121,19 @@ def trained_apart(
             to.took(message, list(tensors))
 
         peers[name].connected(send)
-    for client in range(len(partition)):
-        Apart(*sessions.values(), device(make(), data, partition, batching, client), said)
 
-    def devices_of(name: str, method: Method) -> DeviceBackend:
-        return DeviceBackend(
+    def own(method: Method) -> dict[Kind, Coder]:
+        return coders(codecs, method.model, data.take([0, 1]).x)
+
+    for client in range(len(partition)):
+        method = make()
+        Apart(*sessions.values(), device(method, data, partition, batching, client, coders=own(method)), said)
+
+    def rounds_of(name: str, method: Method) -> Rounds:
+        made = own(method)
+        backend = DeviceBackend(
             method=method,
+            coders=made,
             sessions=sessions[name],
             sample=data.take([0, 1]),
             engine=Loop(),
@@ -124,11 +141,9 @@ def trained_apart(
             deadline=SECONDS,
             peer=peers[name],
         )
+        return Rounds(method, backend, batching=batching, seed=seed)
 
-    deployments = {
-        name: Rounds(method, devices_of(name, method), batching=batching, seed=seed)
-        for name, method in (("train", make()), ("fed", make()))
-    }
+    deployments = {name: rounds_of(name, make()) for name in ("train", "fed")}
     states: dict[str, State] = {}
     errors: list[BaseException] = []
 

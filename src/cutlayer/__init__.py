@@ -1,6 +1,6 @@
 """Split federated learning for PyTorch: a model is cut at a layer; clients keep their data and the layers below it."""
 
-from cutlayer import data, models
+from cutlayer import codecs, data, models
 from cutlayer.core.batches import Batching
 from cutlayer.data import (
     Arrays,
@@ -80,6 +80,7 @@ __all__ = [
     "adamw",
     "available",
     "client_memory",
+    "codecs",
     "data",
     "dirichlet",
     "evaluate",

@@ -1,5 +1,6 @@
-"""Everything needed to write a method: places and verbs, kinds, values, and the pieces that methods share."""
+"""Everything needed to write a method: places and verbs, kinds, values, and what methods share; and `codec`."""
 
+from cutlayer.core.codec import codec as codec
 from cutlayer.core.kinds import ACTIVATIONS as ACTIVATIONS
 from cutlayer.core.kinds import AUXILIARY as AUXILIARY
 from cutlayer.core.kinds import GRADIENTS as GRADIENTS

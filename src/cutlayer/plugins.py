@@ -4,7 +4,8 @@
     MODELS = {"my_model": MyModel}          # as in cutlayer.models
     DATA = {"my_data": load_mine}           # as in cutlayer.data.sources: a function of the data folder
 
-The file is code: each side runs its own copy, and only the hash of the file is sent.
+The file is code: each side runs its own copy, and only the hash of the file is sent. What is hashed is what runs, never
+compiled code that Python cached earlier.
 """
 
 import hashlib
@@ -32,12 +33,12 @@ def _load(path: Path) -> str:
         raise ConfigError(f"the plugin {path} cannot be read: {error.strerror}") from None
     name = f"cutlayer_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if path.suffix != ".py" or spec is None or spec.loader is None:
+    if path.suffix != ".py" or spec is None:
         raise ConfigError(f"the plugin {path} is no Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except Exception as error:
         raise ConfigError(f"the plugin {path} cannot be loaded: {type(error).__name__}: {reason(error)}") from error
     registry.add(str(path), vars(module))

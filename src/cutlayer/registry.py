@@ -45,7 +45,6 @@ TABLES: dict[str, Table[Any]] = {  # by the name of the table in a plug-in
     **{word: Table() for word in ("METHODS", "MODELS", "DATA", "ENGINES", "PARTITIONS", "OPTIMISERS", "SCHEDULES")},
     **{word: Table() for word in ("DEVICES", "METERS", "CODECS", "SAMPLERS", "LOSSES", "METRICS")},
 }
-CLOSED = ("CODECS",)  # tables whose names are known here, and which plug-ins cannot extend
 _groups = ["cutlayer.plugins"]  # groups of entry points that are not loaded yet
 
 
@@ -61,9 +60,6 @@ def add(plugin: str, module: Mapping[str, Any]) -> None:
     if not found:
         raise ConfigError(f"the plugin {plugin} has none of {', '.join(TABLES)}, so it brings nothing")
     for word, entries in found.items():
-        if word in CLOSED:
-            names = ", ".join(TABLES[word].data)
-            raise ConfigError(f"the plugin {plugin} has {word}, which plug-ins cannot extend; there are {names}")
         if not isinstance(entries, dict) or not all(isinstance(k, str) and callable(v) for k, v in entries.items()):
             raise ConfigError(f"{word} of the plugin {plugin} must be a dict of names and functions")
         for name, entry in entries.items():

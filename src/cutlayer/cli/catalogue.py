@@ -31,7 +31,7 @@ DATA = {
     "wsc": "whom a pronoun refers to, for language models, from files in the data folder",
     "text": "a plain text, every next token, for language models, from a .txt file in the data folder",
 }
-WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "DEVICES", "SAMPLERS")
+WITH_OPTIONS = ("METHODS", "MODELS", "PARTITIONS", "OPTIMISERS", "SCHEDULES", "DEVICES", "SAMPLERS", "CODECS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class Entry:
 
 def of_kind(kind: str | None) -> dict[str, list[Entry]]:
     """Return the names of one kind, or of all kinds."""
-    from cutlayer.remote.tensors.packing import ABOUT as CODECS
-
-    descriptions: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES, "CODECS": CODECS}
+    descriptions: dict[str, Mapping[Any, str]] = {"DATA": DATA, "ENGINES": ENGINES}
     recipes = [Entry(name=name, about=_about(fn), source=fn().source) for name, fn in RECIPES.items()]
     everything = {"recipes": recipes} | {
         word.lower(): [_entry(word, name, descriptions.get(word, {}).get(name)) for name in table]

@@ -21,12 +21,13 @@ from cutlayer.cli.choose import chosen
 from cutlayer.cli.compare import compare
 from cutlayer.cli.identity import keys
 from cutlayer.cli.join import join
-from cutlayer.cli.options import Json, Orders, Plugins, add
+from cutlayer.cli.options import Json, Orders, Plugins, add, figure_option
 from cutlayer.cli.overlap import overlap
 from cutlayer.cli.plan import plan
 from cutlayer.cli.profile import profile
 from cutlayer.cli.serve import serve
 from cutlayer.errors import CutlayerError, DivergedError
+from cutlayer.recipes.scale import unscaled
 from cutlayer.results import figures, report
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
@@ -82,7 +83,8 @@ def run(
         cutlayer run digits --resume
     """
     plugins.load(plugin or [])
-    originals = chosen(launch.named(what), only or [], what)
+    every = launch.named(what)
+    originals = chosen(every, only or [], what)
     runs = launch.prepared(originals, orders, what)
     if dry_run:
         recipe = recipes.of(runs[0].name)
@@ -92,12 +94,21 @@ def run(
     else:
         trained = launch.carried_out(runs, originals, orders)
         if trained.folders:
-            _show_trained(trained.folders, _home(runs, orders), as_json)
+            _show_trained(trained.folders, _home(runs, orders), [run.name for run in every], as_json)
         trained.complain()
 
 
-def _show_trained(folders: list[Folder], home: Path, as_json: bool) -> None:
-    """Compare these runs, and draw all that are in their home, so that a subset overwrites no figure."""
+def _show_trained(folders: list[Folder], home: Path, order: list[str], as_json: bool) -> None:
+    """Compare these runs, and draw all that are in their home in this order, so that a subset changes no figure."""
+
+    def place(folder: Folder) -> int:
+        name = unscaled(folder.path.parent.relative_to(home.parent).as_posix())
+        return order.index(name) if name in order else len(order)
+
+    def draw(path: Path) -> None:
+        everything = report.find([*(folder.path for folder in folders), home])
+        figures.draw(report.compare(sorted(everything, key=place)), path)
+
     found = report.compare(folders)
     show.warn(found.warnings)
     show.with_figure(
@@ -105,7 +116,7 @@ def _show_trained(folders: list[Folder], home: Path, as_json: bool) -> None:
         tables.sections_for_people(papers.sections(found)),
         machine=as_json,
         figure=home / "figure.png",
-        draw=lambda path: figures.draw(report.compare(report.find([*(f.path for f in folders), home])), path),
+        draw=draw,
     )
 
 
@@ -117,24 +128,39 @@ def cuts(
         Option(help="Units at the client, or the name of the last one; by default all cuts; may be repeated."),
     ] = None,
     alpha: Annotated[float, Option(help="Alpha of the Dirichlet partition, which is tried besides an even one.")] = 0.1,
+    codecs: Annotated[
+        str | None,
+        Option(
+            metavar="A,B,...",
+            help="Try each cut with each of these codecs for activations and gradients, such as "
+            "none,int8,topk:0.1+int8: options follow a colon, by name (randtopk:share=0.1:alpha=0.2) or in the order "
+            "of `cutlayer list codecs`; + makes a chain; topk and randtopk alone keep a share of 0.1.",
+        ),
+    ] = None,
+    figure: Annotated[Path | None, figure_option("Draw the study; by default into OUT/<name>_cuts/cuts.png")] = None,
+    plugin: Plugins = None,
     *,
     orders: Orders,
     as_json: Json = False,
 ) -> None:
     """Train every cut of a model on even and uneven data, and compare accuracy, traffic, client work and time.
 
+    With --codecs, the figure shows accuracy against traffic, and OUT/<name>_cuts_codecs/ has the runs.
+
     Examples:
         cutlayer cuts
         cutlayer cuts digits --method sfl_v2 --cut conv1 --cut fc1 --seeds 3
         cutlayer cuts mine.toml --alpha 0.3 --rounds 20
+        cutlayer cuts --codecs none,int8,topk
     """
-    planned = study.planned(what, orders.settings or [], methods=method, cuts=cut, alpha=alpha)
+    plugins.load(plugin or [])
+    planned = study.planned(what, orders.settings or [], methods=method, cuts=cut, alpha=alpha, codecs=codecs)
     runs = launch.prepared(planned, orders, what)
     home = _home(runs, orders)
     found, everything = study.carried_out(runs, planned, orders, home)
-    figure, draw = home / "cuts.png", partial(draw_cuts, everything)
     printed = Group(study.cut_table(found), *found.conclusions())
-    show.with_figure(found.as_dict(), printed, machine=as_json, figure=figure, draw=draw)
+    path, draw = figure or home / "cuts.png", partial(draw_cuts, everything)
+    show.with_figure(found.as_dict(), printed, machine=as_json, figure=path, draw=draw)
 
 
 def list_(
@@ -166,8 +192,9 @@ def _home(runs: Sequence[Run], orders: Orders) -> Path:
     return orders.out / PurePosixPath(runs[0].name).parts[0]
 
 
-for command in (run, compare, cuts, profile, plan, overlap, bench, list_, keys, serve, join):
+for command in (run, compare, cuts, profile, plan, overlap, bench, list_, serve, join):
     add(app, command)
+app.add_typer(keys)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -192,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _complain(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    show.message(Console(stderr=True), text)
 
 
 if __name__ == "__main__":

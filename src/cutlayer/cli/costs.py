@@ -45,9 +45,9 @@ def fitting(
 ) -> tuple[tuple[int, ...], int]:
     """Return the shape of one sample and the number of classes, as given (3x32x32) or as they fit the model."""
     registry.find("model", MODELS, name)
-    usual_shape, usual_classes = FITTING.get(name) or (_image(name, options), USUAL_CLASSES)
+    usual_shape, usual_classes = FITTING.get(name, (None, USUAL_CLASSES))
     if shape is None:
-        return usual_shape, classes or usual_classes
+        return usual_shape or _image(name, options), classes or usual_classes
     words = shape.lower().replace("×", "x").split("x")
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ConfigError(f"--input {shape!r} is no shape; write for example --input 3x32x32")
@@ -90,7 +90,10 @@ def unit_costs(
 
 def _image(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of an image with the model's channels, by default or as given."""
-    default = registry.options_of(MODELS[name])["in_channels"].default
+    known = registry.options_of(MODELS[name])
+    default = known["in_channels"].default if "in_channels" in known else None
+    if not isinstance(default, int):
+        raise ConfigError(f"the model {name!r} does not tell what it reads; give the shape of a sample with --input")
     channels = options.get("in_channels", default)
     return channels if isinstance(channels, int) else default, USUAL_SIDE, USUAL_SIDE
 

@@ -1,21 +1,88 @@
 """`cutlayer join`: take part in a run with the data of this device."""
 
 import logging
+import resource
 import secrets
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from typer import Argument, Option
 
 from cutlayer import plugins
 from cutlayer.cli.options import Insecure, Keys, Plugins, Quiet, check_keys, stop_on_sigterm
+from cutlayer.cli.private import private_files
 from cutlayer.cli.progress import watching
+from cutlayer.cli.terms import show_terms
 from cutlayer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cutlayer.remote.device.terms import Allowance
 
 log = logging.getLogger("cutlayer")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnerTerms:
+    """What the owner of a device agrees to."""
+
+    config: Annotated[
+        Path | None, Option(metavar="FILE", help="The run that this device agrees to; it refuses any other.")
+    ] = None
+    any_run: Annotated[
+        bool, Option("--any-run", help="Agree to whatever run the server has, in place of --config: for trials.")
+    ] = False
+    never: Annotated[
+        list[str] | None,
+        Option(metavar="KIND", help="A kind that the device never sends, such as labels; may be repeated."),
+    ] = None
+    allow_raw: Annotated[
+        bool, Option("--allow-raw", help="Take part even without a layer, so that raw inputs leave the device.")
+    ] = False
+    private_seed: Annotated[
+        bool,
+        Option(
+            "--private-seed",
+            help="Draw the device's private random numbers from a secret; the run is then not repeatable.",
+        ),
+    ] = False
+    attempts: Annotated[
+        int, Option(min=1, max=255, help="Times that a round may be played with this device's data.")
+    ] = 3
+    round_seconds: Annotated[
+        float | None, Option(metavar="SECONDS", min=0, help="Most work in a round; by default no limit.")
+    ] = None
+    day_seconds: Annotated[
+        float | None, Option(metavar="SECONDS", min=0, help="Most work in a day; by default no limit.")
+    ] = None
+    memory: Annotated[
+        float | None, Option(metavar="GIB", min=0, help="Most memory of this process, in GiB; by default no limit.")
+    ] = None
+    audit: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Append what leaves the device: time, kind, bytes and SHA-256, one JSON per line."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.config is None) != self.any_run:
+            raise ConfigError(
+                "give --config FILE, the run that this device agrees to, or --any-run to do whatever run the server has"
+            )
+
+    @property
+    def allowance(self) -> "Allowance":
+        from cutlayer.remote.device.terms import Allowance
+
+        return Allowance(
+            attempts=self.attempts,
+            round_seconds=inf if self.round_seconds is None else self.round_seconds,
+            day_seconds=inf if self.day_seconds is None else self.day_seconds,
+        )
+
+
+@private_files()
 def join(
     address: Annotated[str | None, Argument(metavar="[HOST:PORT]", help="The server.")] = None,
     *,
@@ -40,23 +107,7 @@ def join(
     name: Annotated[
         str | None, Option(help="With --insecure: this device's name; a number selects that client of the run.")
     ] = None,
-    config: Annotated[
-        Path | None, Option(metavar="FILE", help="The run that this device agrees to; it refuses any other.")
-    ] = None,
-    never: Annotated[
-        list[str] | None,
-        Option(metavar="KIND", help="A kind that the device never sends, such as labels; may be repeated."),
-    ] = None,
-    allow_raw: Annotated[
-        bool, Option("--allow-raw", help="Take part even without a layer, so that raw inputs leave the device.")
-    ] = False,
-    private_seed: Annotated[
-        bool,
-        Option(
-            "--private-seed",
-            help="Draw the device's private random numbers from a secret; the run is then not repeatable.",
-        ),
-    ] = False,
+    terms: OwnerTerms,
     state: Annotated[
         Path | None,
         Option(
@@ -72,6 +123,9 @@ def join(
     root: Annotated[
         Path | None, Option("--data-root", metavar="FOLDER", help="Folder of named data sets and base models.")
     ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what servers may ask in a round of --config, and what would leave; stop.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with this device's own data, which never leave it.
@@ -80,15 +134,35 @@ def join(
     U-shaped, and the layers below the cut. It refuses to send anything else.
 
     Examples:
-        cutlayer join train.example.org:8470 --data scans.npz --keys ann
-        cutlayer join train.example.org:8470 --data scans/ --keys ann --never labels --device cuda
-        cutlayer join 127.0.0.1:8470 --data digits --insecure --name 0
+        cutlayer join train.example.org:8470 --data scans.npz --keys ann --config ward.toml
+        cutlayer join --data scans.npz --config ward.toml --dry-run
+        cutlayer join train.example.org:8470 --data scans/ --keys ann --config ward.toml --never labels --device cuda
+        cutlayer join 127.0.0.1:8470 --data digits --insecure --name 0 --any-run
     """
     from cutlayer.remote.device.client import JoinOptions, stay
-    from cutlayer.remote.device.join import DeviceSettings
-    from cutlayer.remote.identity.certificates import Credentials
+    from cutlayer.remote.device.store import reserved
+    from cutlayer.remote.identity.certificates import Credentials, warning_of_expiry
+    from cutlayer.remote.joining.join import DeviceSettings
 
     hashes = plugins.load(plugin or [])
+    kept = state or (None if keys is None else keys / "state")
+    settings = DeviceSettings(
+        data=data,
+        test=test,
+        state=kept,
+        device=device,
+        never=frozenset(terms.never or []),
+        raw=terms.allow_raw,
+        secret=secrets.token_hex(16) if terms.private_seed else None,
+        root=root,
+        config=terms.config,
+        two_servers=fed is not None,
+        allowance=terms.allowance,
+        audit=None if dry_run else terms.audit,
+    )
+    if dry_run:
+        show_terms(settings)
+        return
     check_keys("device", keys, insecure)
     if insecure:
         log.warning("no certificates and no encryption: whoever is on the way can read and forge everything")
@@ -97,20 +171,12 @@ def join(
     credentials = None if keys is None else Credentials.load(keys)
     if credentials is not None and credentials.role != "client":
         raise ConfigError(f"{keys} holds the keys of the {credentials.name} server; give this device's own")
-    kept = state or (None if keys is None else keys / "state")
-    settings = DeviceSettings(
-        data=data,
-        test=test,
-        state=kept,
-        device=device,
-        never=frozenset(never or []),
-        raw=allow_raw,
-        secret=secrets.token_hex(16) if private_seed else None,
-        root=root,
-        config=config,
-    )
+    if terms.any_run:
+        log.warning("--any-run: the server decides about the model, the batches and the number of rounds")
+    if terms.memory is not None:
+        limit_memory(terms.memory)
     stop_on_sigterm()
-    with watching(quiet):
+    with watching(quiet), reserved(kept), warning_of_expiry(credentials):
         options = JoinOptions(
             address=_the_server(address, train, fed),
             fed=None if fed is None else _checked(fed),
@@ -123,10 +189,16 @@ def join(
         try:
             words = stay(options)
         except KeyboardInterrupt:
-            where = f"; what it keeps is in {kept}" if kept is not None and kept.exists() else ""
+            where = f"; what it keeps is in {kept}" if kept is not None and [*kept.glob("*")] else ""
             Console().print(f"{options.name} left the run{where}; join again with the same command", soft_wrap=True)
             raise SystemExit(130) from None
-    Console().print(f"{options.name}: {words}", soft_wrap=True)
+    Console().print(f"{options.name}: {words}", soft_wrap=True, markup=False)
+
+
+def limit_memory(gib: float) -> None:
+    """Let the system refuse this process more private memory than this."""
+    most = int(gib * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _the_server(address: str | None, train: str | None, fed: str | None) -> str:

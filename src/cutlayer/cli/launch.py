@@ -2,6 +2,7 @@
 
 import logging
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -54,7 +55,8 @@ def prepared(runs: Sequence[Run], orders: Orders, what: str) -> list[Run]:
     _refuse_twins([changed(run) for run in runs])  # before the scale, which may make runs alike
     runs = [changed(run if orders.scale is None else scaled(run, orders.scale)) for run in runs]
     if "method" in settings or (what not in recipes.RECIPES and "method" in config.read(Path(what))):
-        return [_named_by_method(run) for run in runs]
+        runs = [_named_by_method(run) for run in runs]
+    _refuse_shared_folders(runs, orders.seeds, "--set name" if "name" in settings else "name")
     return runs
 
 
@@ -140,7 +142,8 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
         table = tables
         for word in words[:-1]:
             inner = table.get(word, {})
-            table[word] = inner if isinstance(inner, dict) else {"name": inner}  # optimiser=adam, then optimiser.lr=0.1
+            first = "path" if key.startswith("data.") else "name"
+            table[word] = inner if isinstance(inner, dict) else {first: inner}  # optimiser=adam, then optimiser.lr=0.1
             table = table[word]
         last = words[-1]
         if isinstance(table.get(last), dict):
@@ -174,6 +177,19 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
                 raise ConfigError(
                     f"with these changes {other.name} and {run.name} are the same run; keep one of them with --only"
                 )
+
+
+def _refuse_shared_folders(runs: Sequence[Run], seeds: int, name: str) -> None:
+    """Refuse runs of the same name and seed."""
+    places = [(run.name, run.seed + i) for run in runs for i in range(seeds)]
+    twice = next((place for place, num in Counter(places).items() if num > 1), None)
+    if twice is None:
+        return
+    with_one_seed = {(run.name, run.seed) for run in runs}
+    how = f"keep one of them with --only, or leave out {name}"
+    if len(with_one_seed) == len(runs):
+        how = "leave out --seeds, or the seeds in the file"
+    raise ConfigError(f"two runs are called {twice[0]} and have seed {twice[1]}, so they would share a folder; {how}")
 
 
 def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> list[str]:

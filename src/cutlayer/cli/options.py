@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
@@ -13,6 +14,8 @@ from typer import Option, Typer
 from cutlayer.errors import ConfigError
 from cutlayer.results import figures
 from cutlayer.results.figures import Width
+
+AGAIN_SECONDS = 0.05  # after which an interrupt that was lost is raised again
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of tables.")]
 Data = Annotated[Path | None, Option(help="Folder of data sets; by default $CUTLAYER_DATA.")]
@@ -125,9 +128,21 @@ def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
 
 
 def stop_on_sigterm() -> None:
-    """Treat SIGTERM as Ctrl-C, so that a stopped service ends as cleanly as an interrupted one."""
+    """Treat SIGTERM as Ctrl-C, so that a stopped service ends as cleanly as an interrupted one.
+
+    A signal may come while Python runs a finalizer or another callback, which cannot raise: it is then raised again.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def lost(what: Any) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(what)
+
     signal.signal(signal.SIGTERM, interrupt)
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.signal(signal.SIGALRM, interrupt)
+        sys.unraisablehook = lost

@@ -10,6 +10,7 @@ from cutlayer.core.text import time_unit
 from cutlayer.recipes.recipe import Published, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
 from cutlayer.results.measures import ACCURACY, Measure
+from cutlayer.results.names import codecs_of
 from cutlayer.results.paired import Difference
 from cutlayer.results.report import Comparison, Factor, Panel
 from cutlayer.results.trials import Group, Reach, Span, Spread
@@ -156,6 +157,7 @@ def _published(papers: Sequence[Published], head: str, words: Callable[[Publishe
 def _remarks_on(panel: Panel) -> Iterator[str]:
     yield _race(panel)
     yield from _ground(panel)
+    yield from _codecs(panel)
     if any(g.stopped for g in panel.groups):
         yield "stopped clients: those that diverged, summed over rounds and seeds"
     recipe = panel.recipe
@@ -193,6 +195,16 @@ def _ground(panel: Panel) -> Iterator[str]:
         )
     if not all(span.exact for g in panel.groups if (span := panel.arrival(g).rounds) is not None):
         yield "a–b: reached between two evaluations, from a to b"
+
+
+def _codecs(panel: Panel) -> Iterator[str]:
+    """Say which runs have which codecs."""
+    alike: dict[str, list[str]] = {}
+    for group in panel.groups:
+        alike.setdefault(codecs_of(group.run.codecs), []).append(group.label)
+    for codecs, labels in alike.items():
+        if codecs:
+            yield f"codecs of {', '.join(labels) if len(alike) > 1 else 'all runs'}: {codecs}"
 
 
 def _above(measure: Measure) -> str:

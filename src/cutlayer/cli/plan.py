@@ -24,9 +24,10 @@ from cutlayer.errors import ConfigError, DataError, UnknownNameError
 from cutlayer.planning.device_files import read
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.probe import probe
-from cutlayer.planning.problem import Bound
+from cutlayer.planning.problem import Bound, Costs
 from cutlayer.results import figures
 from cutlayer.runs import build, config
+from cutlayer.runs.codecs import bits
 from cutlayer.runs.config import Choice, Run
 from cutlayer.runs.folder import Folder
 from cutlayer.split import Split
@@ -194,9 +195,10 @@ def answered(asked: PlanRequest) -> PlanAnswer:
     devices = build.devices(choice, table, run.clients, keys.fold(run.seed, "devices"))
     bound, estimated = _bound(asked, run, folder, split, batch)
     samples = asked.samples or (max(int(run.subset * len(data)) // run.clients, 1) if real else None)
+    up, down = (bits(run.codecs, kind) for kind in ("activations", "gradients"))
     with logging_to(logging.NullHandler()):  # the table has the notes that the planner logs
         planned = planner.plan(
-            table,
+            Costs.of(table, up, down),
             devices,
             replace(bound, target=asked.target),
             interval=asked.interval or run.method.options.get("interval", USUAL_INTERVAL),

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from cutlayer import registry
+from cutlayer import plugins, registry
 from cutlayer.cli import costs, launch, memory_table, show
-from cutlayer.cli.options import Classes, InputShape, Json
+from cutlayer.cli.options import Classes, InputShape, Json, Plugins
 
 
 def profile(
@@ -38,6 +38,7 @@ def profile(
         int | None, Option(min=0, help="With --memory: add a row with this many passes before the gradient arrives.")
     ] = None,
     device: Annotated[str | None, Option(help="With --memory: measure on cpu (the default) or cuda.")] = None,
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """Show the costs of each unit of a model, and of both sides of a cut.
@@ -48,9 +49,11 @@ def profile(
     Examples:
         cutlayer profile resnet18 --cut layer1.1
         cutlayer profile cnn --input 1x28x28 --set width=32 --optimiser adam
+        cutlayer profile my_model --plugin mine.py --input 1x28x28
         cutlayer profile resnet18 --memory --cut layer2.1 --batch 32
         cutlayer profile causal_lm --set path=llama-3.2-1b --memory --optimiser adamw --overlap 2 --device cuda
     """
+    plugins.load(plugin or [])
     measured = {"batch": batch, "perturbations": perturbations, "overlap": overlap, "device": device}
     how = memory_table.asked(memory, measured)
     opt = registry.find("optimiser", costs.OPTIMISERS, optimiser)

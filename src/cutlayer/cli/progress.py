@@ -10,6 +10,7 @@ from fractions import Fraction
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cutlayer.cli.show import message
 from cutlayer.core.text import human_bytes, human_seconds
 from cutlayer.results.measures import default, measured
 from cutlayer.runs.config import Run
@@ -86,7 +87,7 @@ class Lines(RunWatcher):
         if share * LINES_PER_RUN // 1 == before * LINES_PER_RUN // 1:
             return
         left = (time.perf_counter() - self.start) * float((1 - share) / (share - self.first))
-        _print(self.console, f"{self.title}: round {self.status.place}, {self.status}, {human_seconds(left)} left")
+        message(self.console, f"{self.title}: round {self.status.place}, {self.status}, {human_seconds(left)} left")
 
 
 class Bar(RunWatcher):
@@ -118,12 +119,12 @@ class _ToConsole(logging.Handler):
         self.notes: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
+        text = record.getMessage()
         if record.levelno >= logging.WARNING:
-            _print(self.console, f"warning: {message}")
-        elif message not in self.notes:
-            self.notes.add(message)
-            _print(self.console, message)
+            message(self.console, f"warning: {text}")
+        elif text not in self.notes:
+            self.notes.add(text)
+            message(self.console, text)
 
 
 @contextmanager
@@ -164,7 +165,3 @@ def _bars(console: Console) -> Progress:
         console=console,
         expand=True,
     )
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

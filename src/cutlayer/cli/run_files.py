@@ -130,7 +130,8 @@ def _word(value: Any) -> str:
         options = [f"{key}={_word(option)}" for key, option in value.items() if key != "name"]
         return ",".join([*([_word(value["name"])] if "name" in value else []), *options])
     if isinstance(value, list):
-        return "x".join(_word(each) for each in value)
+        joint = "+" if any(isinstance(each, Mapping) for each in value) else "x"  # a chain of codecs, or a shape
+        return joint.join(_word(each) for each in value)
     text = value if isinstance(value, str) else literal(value)
     return text.replace("/", "_").replace("\\", "_")
 

@@ -1,5 +1,6 @@
 """`cutlayer serve`: run the servers for clients on real devices."""
 
+import errno
 import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,16 +12,19 @@ from typer import Argument, Option
 from cutlayer import plugins
 from cutlayer.cli import launch, options
 from cutlayer.cli.launch import Interrupted
+from cutlayer.cli.private import private_files, warn_if_shared
 from cutlayer.cli.progress import logging_to
-from cutlayer.errors import ConfigError, DivergedError
+from cutlayer.errors import CheckpointError, ConfigError, DivergedError
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
 
 log = logging.getLogger("cutlayer")
 
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine: services are restarted after exit code 1
 LINGER = 20.0  # seconds; longer than the longest pause between a device's attempts
 
 
+@private_files()
 def serve(
     what: Annotated[str, Argument(metavar="CONFIG", help="A TOML file, or a recipe of one run.")],
     keys: options.Keys = None,
@@ -38,13 +42,35 @@ def serve(
         str | None, Option(metavar="HOST:PORT", help="With --role fed: the address of the training server.")
     ] = None,
     deadline: Annotated[float, Option(help="Timeout for a client's answer, in seconds.")] = 60.0,
+    quorum: Annotated[
+        float,
+        Option(
+            help="Share of the asked clients after whose answers the rest has only as long again as these took: "
+            "with 0.8, the slowest fifth cannot hold up a round."
+        ),
+    ] = 1.0,
+    round_seconds: Annotated[
+        float | None,
+        Option(help="Seconds after which a round goes on only with clients that keep up; by default it never does."),
+    ] = None,
     patience: Annotated[float, Option(help="Seconds that a round waits for missing clients.")] = 60.0,
     least: Annotated[
         int | None, Option(min=1, help="Clients that a round needs; by default all for the first round, then any.")
     ] = None,
-    packing: Annotated[
-        str, Option(help="Encoding of activations sent up: raw, bf16 (half the bytes) or int8 (a quarter).")
-    ] = "raw",
+    most_steps: Annotated[
+        int,
+        Option(min=1, help="Refuse a device that claims so many samples that a round has more steps than this."),
+    ] = 100_000,
+    connections: Annotated[
+        int | None,
+        Option(min=1, help="Connections at once, before and after TLS; by default 1000, or 4 for each client if more."),
+    ] = None,
+    per_address: Annotated[
+        int | None,
+        Option(min=1, help="Connections of one address at once that have shown no certificate; by default any number."),
+    ] = None,
+    handshake: Annotated[float, Option(help="Seconds that a connection has to show its certificate.")] = 10.0,
+    packing: Annotated[str | None, Option(hidden=True, help="Gone: a run names its codecs.")] = None,
     engine: Annotated[
         str | None, Option(help="The server's engine: loop, vmap (stacks devices of equal shapes) or graph (on a GPU).")
     ] = None,
@@ -65,8 +91,9 @@ def serve(
     """Serve a run to real devices, which connect with `cutlayer join`. A run that was stopped continues.
 
     Examples:
-        cutlayer serve hospital.toml --keys keys/train
-        cutlayer serve hospital.toml --keys keys/train --deadline 30 --least 3 --metrics-port 9100
+        cutlayer serve hospital.toml --keys train
+        cutlayer serve hospital.toml --keys train --deadline 30 --least 3 --metrics-port 9100
+        cutlayer serve hospital.toml --keys train --quorum 0.8 --round-seconds 600
         cutlayer serve trial.toml --insecure
     """
     from cutlayer.remote.identity.register import Register
@@ -74,9 +101,17 @@ def serve(
     from cutlayer.remote.monitor.prometheus import serve_metrics
     from cutlayer.remote.monitor.status import Board
     from cutlayer.remote.monitor.table import LiveTable
+    from cutlayer.remote.server.ceilings import Ceilings
     from cutlayer.remote.server.serve import Serving
     from cutlayer.remote.server.serve import serve as carry_out
+    from cutlayer.remote.server.waits import Waits
 
+    if packing is not None:
+        name = "none" if packing == "raw" else packing
+        raise ConfigError(
+            f'--packing is gone: write codecs = {{ activations = "{name}" }} into {what}, or give '
+            f"--set codecs.activations={name}. Devices read it there, too"
+        )
     hashes = plugins.load(plugin or [])
     run = _one(what, settings or [])
     if engine is not None:
@@ -92,17 +127,19 @@ def serve(
         listen=listen or ("127.0.0.1:8470" if insecure else "0.0.0.0:8470"),
         keys=keys,
         deadline=deadline,
+        waits=Waits(quorum=quorum, round_seconds=round_seconds),
         patience=patience,
         least=least,
         linger=LINGER,
-        packing=packing,  # type: ignore[arg-type]
         role=role,  # type: ignore[arg-type]
         train=train,
         plugins=hashes,
+        ceilings=Ceilings(connections=connections, of_an_address=per_address, handshake=handshake, steps=most_steps),
     )
     expected = {} if keys is None else {n: name for name, n in Register.read(keys / "clients.toml").clients.items()}
     board = Board(name=run.name, method=run.method.name, rounds=run.rounds, expected=expected)
     folder = launch.folder_of(run, out)
+    warn_if_shared(folder.path)
     options.stop_on_sigterm()
     with ExitStack() as stack:
         if log_file is not None:
@@ -119,9 +156,19 @@ def serve(
             )
         except KeyboardInterrupt:
             raise Interrupted(run, folder, again=()) from None
+        except CheckpointError as error:
+            raise _told(error) from None
     Console().print(f"{training.state.round} rounds done; the model is in {folder.model}", soft_wrap=True)
     if training.diverged:
         raise DivergedError(training.diverged)
+
+
+def _told(error: CheckpointError) -> BaseException:
+    """Tell a shortage that passes, after which a service is to be restarted, from a mistake of the user."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno in SHORTAGES:
+        log.error("%s", error)
+        return SystemExit(1)
+    return error
 
 
 def _one(what: str, settings: list[str]) -> Run:

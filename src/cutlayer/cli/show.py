@@ -37,9 +37,15 @@ def prose(*lines: str) -> None:
 
 def warn(lines: Iterable[str]) -> None:
     """Print warnings to stderr, where they disturb no table that is written to a file."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     for line in lines:
-        console.print(f"warning: {line}", markup=False, soft_wrap=True)
+        message(console, f"warning: {line}")
+
+
+def message(console: Console, text: str) -> None:
+    """Print a message, wrapped at the width of the terminal; in a pipe it stays one line."""
+    wraps = console.file.isatty() or "COLUMNS" in os.environ
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=not wraps)
 
 
 def with_figure(

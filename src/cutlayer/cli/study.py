@@ -4,12 +4,14 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cutlayer import registry
 from cutlayer.cli import launch
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import accuracy
 from cutlayer.cli.tables import NONE, Sheet, dashed, plain_table
+from cutlayer.codecs import CODECS
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS
 from cutlayer.methods.fedavg import FedAvg
@@ -21,13 +23,20 @@ from cutlayer.runs.config import Run
 from cutlayer.studies.cuts import CutStudy, summary
 
 DEFAULT = "digits"
+SHARE = 0.1  # of the elements, for codecs that keep a share of them and are given none
 CAPTION = "best accuracy %; costs of one client: traffic up and down in a round, work forward and backward for a sample"
 
 
 def planned(
-    what: str, settings: Sequence[str], *, methods: Sequence[str] | None, cuts: Sequence[str] | None, alpha: float
+    what: str,
+    settings: Sequence[str],
+    *,
+    methods: Sequence[str] | None,
+    cuts: Sequence[str] | None,
+    alpha: float,
+    codecs: str | None = None,
 ) -> tuple[Run, ...]:
-    """Return the runs of the study: the first run of a recipe or file, with each method at each cut."""
+    """Return the runs of the study: the first run of a recipe or file, with each method at each cut, and each codec."""
     for method in methods or ():
         registry.find("method", METHODS, method, "--method")
     base = launch.named(what)[0]
@@ -35,7 +44,41 @@ def planned(
     model = {key: value for key, value in launch.parsed(settings).items() if key == "model"}
     base = config.changed(replace(base, name=base.name.partition("/")[0]), model, "--set")
     numbers = [int(cut) if cut.isdecimal() else cut for cut in cuts] if cuts else None
-    return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha).runs
+    read = None if codecs is None else read_codecs(codecs)
+    return cut_study.study(base, methods=methods or cut_study.METHODS, cuts=numbers, alpha=alpha, codecs=read).runs
+
+
+def read_codecs(text: str) -> dict[str, Any]:
+    """Return the codecs in a text such as none,int8,topk:0.1+int8 as in a run file, by the words for them in names."""
+    found: dict[str, Any] = {}
+    for word in text.split(","):
+        stages = [_read_codec(stage.strip()) for stage in word.split("+")]
+        codec = stages[0] if len(stages) == 1 else stages
+        if codec in found.values():
+            raise ConfigError(f"--codecs names {word.strip()!r} twice; leave one out")
+        found[word.strip().replace(":", "-")] = codec
+    return found
+
+
+def _read_codec(text: str) -> dict[str, Any]:
+    """Return the table of a codec and its options, such as topk:0.1 or randtopk:0.1:alpha=0.2."""
+    name, *given = text.split(":")
+    if not name:
+        raise ConfigError("--codecs: a name is missing; give names and options, such as none,int8,topk:0.1+int8")
+    known = registry.options_of(registry.find("codec", CODECS, name, "--codecs"))
+    options: dict[str, Any] = {}
+    for place, word in enumerate(given):
+        key, sign, value = word.partition("=")
+        if not sign:  # without its name, it is the option at this place
+            if place >= len(known):
+                raise ConfigError(f"--codecs {text!r}: {name} has {_counted(len(known))}; leave {word!r} out")
+            key, value = list(known)[place], word
+        options |= launch.parsed([f"{key}={value}"])
+    return {"name": name, **({"share": SHARE} if "share" in known else {}), **options}
+
+
+def _counted(number: int) -> str:
+    return "no options" if not number else f"{number} option{'' if number == 1 else 's'}"
 
 
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders, home: Path) -> tuple[CutStudy, CutStudy]:
@@ -65,15 +108,18 @@ def cut_table(study: CutStudy) -> Sheet:
     timed = [method for method in study.methods if any(method in row.seconds for row in study.rows)]
     # Where all methods send the same, one column is enough.
     sending = study.methods[:1] if study.same_traffic else study.methods
-    heads = ["cut", "unit", *(f"{line.partition}\n{line.method}" for line in study.lines)]
+    digits = 3 if study.codecs else 2
+    keys = ["cut", "unit", *(["codec"] if study.codecs else [])]
+    heads = [*keys, *(f"{line.partition}\n{line.method}" for line in study.lines)]
     heads += ["MiB\na round"] if study.same_traffic else [f"{method}\nMiB a round" for method in sending]
     heads += ["MFLOPs\na sample", "client\nparams", *(f"{method}\ns a round" for method in timed)]
     rows = [
         (
             row.cut,
             row.unit,
+            *([row.codec] if study.codecs else []),
             *(accuracy(row.accuracy.get(line)) for line in study.lines),
-            *(f"{row.bytes[method] / 2**20:,.2f}" if method in row.bytes else NONE for method in sending),
+            *(f"{row.bytes[method] / 2**20:,.{digits}f}" if method in row.bytes else NONE for method in sending),
             f"{row.flops / 1e6:,.3f}",
             f"{row.params:,}",
             *(dashed("{:.3g}", row.seconds.get(method)) for method in timed),
@@ -81,4 +127,4 @@ def cut_table(study: CutStudy) -> Sheet:
         for row in study.rows
     ]
     caption = f"{CAPTION}; s: simulated seconds" if timed else CAPTION
-    return plain_table(heads, rows, left=["unit"], keys=2, caption=caption)
+    return plain_table(heads, rows, left=keys[1:], keys=len(keys), caption=caption)

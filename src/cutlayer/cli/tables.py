@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cutlayer.cli.catalogue import Entry
 from cutlayer.data import Augment
+from cutlayer.results.names import codecs_of
 from cutlayer.runs.config import Choice, Run
 
 NONE = "–"
@@ -166,6 +167,7 @@ def _settings(run: Run) -> dict[str, str]:
         "weights": run.weights or NONE,
         "cut": str(run.cut),
         "method": _spelled(run.method),
+        "codecs": codecs_of(run.codecs) or NONE,
         "optimiser": _spelled(run.optimiser),
         "server optimiser": _spelled(run.server_optimiser),
         "batches": f"of {run.batching.size}, {count} {unit}{'' if count == 1 else 's'}",

@@ -8,6 +8,7 @@ from cutlayer.cli.tables import Section, Sheet, plain_table
 from cutlayer.recipes.scale import unscaled
 from cutlayer.results.report import Comparison
 from cutlayer.studies import traffic
+from cutlayer.studies.traffic import BEFORE
 
 LEAST = 0.005  # GiB; smaller sizes need more than two decimals
 CONVENTION = (
@@ -47,6 +48,7 @@ def records(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a record for each run and row, in bytes."""
     return [
         {"panel": panel["panel"], "run": run["label"], "samples": run["samples"], "row": row, "bytes": size}
+        | ({BEFORE: run[BEFORE][row]} if BEFORE in run else {})
         for panel in found["panels"]
         for run in panel["runs"]
         for row, size in run["bytes"].items()
@@ -54,18 +56,25 @@ def records(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(runs: list[Mapping[str, Any]], title: str) -> Sheet:
-    """Put the paper's column beside ours where there is one; rows of our own that are 0 everywhere are left out."""
+    """Put beside our column what it was before codecs, and the paper's, where there is one.
+
+    Rows of our own that are 0 everywhere are left out.
+    """
     columns: list[tuple[str, Mapping[str, str]]] = []
     for run in runs:
-        ours = {row: gib(size) for row, size in run["bytes"].items()}
-        total = {"Total": gib(sum(run["bytes"].values())), "samples": f"{run['samples']:,.0f}"}
-        columns.append((run["label"], ours | total))
+        columns.append((run["label"], _cells(run["bytes"]) | {"samples": f"{run['samples']:,.0f}"}))
+        if BEFORE in run:
+            columns.append((f"{run['label']}\nbefore codecs", _cells(run[BEFORE])))
         if run["published"]:
             columns.append((f"{run['label']}\npaper", run["published"]))
     filled = [row for row in runs[0]["bytes"] if row in traffic.PAPER_ROWS or any(r["bytes"][row] for r in runs)]
     heads = [head for head, _ in columns]
     rows = [[row, *(cells.get(row, "") for _, cells in columns)] for row in (*filled, "Total", "samples")]
     return plain_table(["GiB", *heads], rows, left=["GiB"], title=title)
+
+
+def _cells(rows: Mapping[str, float]) -> dict[str, str]:
+    return {row: gib(size) for row, size in rows.items()} | {"Total": gib(sum(rows.values()))}
 
 
 def gib(size: float) -> str:

@@ -10,7 +10,7 @@ from cutlayer.errors import ConfigError, UnknownNameError
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def reason(error: BaseException) -> str:
@@ -35,6 +35,10 @@ def check_count(name: str, value: object) -> None:
 
 def check_positive(name: str, value: object) -> None:
     check(is_number(value) and value > 0, name, value, "a number above 0")
+
+
+def check_most_weight(value: object) -> None:
+    check(value is None or (is_number(value) and value >= 1), "most_weight", value, "a number from 1 up")
 
 
 def check_decay(rate: object) -> None:
@@ -73,6 +77,11 @@ def check_optimiser(name: str, value: object) -> None:
         )
     if value is not None and isinstance(value, str | int | float | type):
         raise ConfigError(f"{name} is {value!r}; give an optimiser, such as cutlayer.sgd(0.1)")
+    if value is not None and not (callable(getattr(value, "begin", None)) and callable(getattr(value, "step", None))):
+        raise ConfigError(
+            f"{name} is {_a(type(value))}, which is no optimiser of cutlayer: give cutlayer.sgd, adam or adamw, with a "
+            "learning rate or a schedule of it, such as cutlayer.sgd(cutlayer.schedules.cosine(0.1, rounds=100))"
+        )
 
 
 def _as_function(optimiser: torch.optim.Optimizer) -> str:

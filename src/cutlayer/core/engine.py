@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.sums import Weights
 from cutlayer.core.tree import Tree
@@ -45,6 +47,9 @@ class Engine(Computes, Protocol):
 
     def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
         """Return the weighted sum over clients; integers are summed, too, or their maximum is taken."""
+
+    def norms(self, rows: PerClient, start: PerClient | None) -> Tensor:
+        """Return the norm of each row's change since the start, or of the row itself, in the order of the clients."""
 
     def real(self, value: Tree) -> Tree:
         """Return the computed value where the engine has only a handle to it."""

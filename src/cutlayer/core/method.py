@@ -37,6 +37,10 @@ class Needs:
     counts_steps: bool = False  # the method sets the number of mini-batches in a round, so the batching must not
     batch_sizes: Sizes = equal_batches
     smallest_batch: int | None = None  # of any client in any round, if known; the run's by default
+    chooses_batches: bool = False  # the method chooses batch sizes during the run
+    largest_batch: int | None = None  # of any client in any round; the run's by default
+    busiest: "Method | None" = None  # the same method, but it chooses so that clients do all that they may do
+    moves_cut: bool = False  # the layers that a client holds may change from round to round
     merges_batches: bool = False  # so each tensor that crosses a cut must have a row for each sample
     full_precision: bool = False  # it compares passes whose small differences bfloat16 may round away
 

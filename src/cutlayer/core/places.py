@@ -14,16 +14,19 @@ from torch import Tensor
 from cutlayer.core import keys, tree
 from cutlayer.core.batches import Walk
 from cutlayer.core.calculus import Pull, check_pullback
+from cutlayer.core.crossing import NO_CODECS, Seam
 from cutlayer.core.engine import Fn
-from cutlayer.core.kinds import SETTINGS, Kind, Parcel, Place, check_kind
+from cutlayer.core.guard import GUARDED, AllDropped, Guard
+from cutlayer.core.kinds import MODEL, SETTINGS, Kind, Parcel, Place, check_kind
 from cutlayer.core.memory import Recall
 from cutlayer.core.meter import Direction, How, Meter, Ready, Timer
 from cutlayer.core.program import Program
+from cutlayer.core.servers import Keeper
 from cutlayer.core.state import Grads, Tensors
 from cutlayer.core.sums import Weights
 from cutlayer.core.transport import Transport
 from cutlayer.core.tree import T
-from cutlayer.core.values import Block, Gives, Held, OfTuple, PerClient, Raw, at_once, common, pair, shared
+from cutlayer.core.values import Block, Gives, Held, OfTuple, PerClient, Raw, Seed, at_once, common, pair, shared
 from cutlayer.errors import LawError
 
 Barrier = Literal["epoch", "step"] | None
@@ -42,7 +45,11 @@ class World:
     key: int  # of this round
     meters: tuple[Meter, ...] = ()
     clock: Timer = Timer()
+    seam: Seam = NO_CODECS  # applies the codecs; a device does so when its server asks for it
+    servers: Mapping[Place, Keeper] = field(default_factory=dict)  # that check what comes up
+    guard: Guard | None = None
     missing: set[int] = field(default_factory=set)  # clients that did not answer an `up`
+    spent: set[tuple[int, int]] = field(default_factory=set)  # by client and number: seeds that codecs have drawn with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,10 @@ class Clients:
         x, y = self._world.transport.load(walk, steps, step_keys)
         return _marked(x, raw="x"), _marked(y, gives=self._world.program.labels, raw="y")
 
+    def own_seeds(self, number: int) -> PerClient[Tensor]:
+        """Return a seed of this number in the round that only the client knows."""
+        return _marked(self._world.transport.own_seeds(number, self.ids), gives=Seed(number))
+
     # -- the verbs ----------------------------------------------------------------------------------------------
 
     def do(self, fn: Callable[..., R] | PerClient[Callable[..., R]], *values: PerClient) -> PerClient[R]:
@@ -190,8 +201,9 @@ class Clients:
             ids = common((fn, *values), self.ids)
             pulled = self._world.transport.pull(fn[self.only(ids)], *(v[self.only(ids)] for v in values))
             return PerClient("clients", pulled, ids, ready=self._world.clock.pulled(fn, values[0], ids))
-        made = self._run("call", self._world.transport.call, fn, values)
         program = self._world.program
+        program.check_coding(fn, values, self._world.spent)
+        made = self._run("call", self._world.transport.call, fn, values)
         gives: Gives | OfTuple = program.gives(fn)
         if any(type(b.tree) is tuple for b in made.blocks):  # a kind names one value, not several
             gives = OfTuple(gives) if isinstance(gives, Kind) else None
@@ -202,6 +214,7 @@ class Clients:
     ) -> tuple[PerClient[R], PerClient[Pull]]:
         """Run fn(part, *values) -> (out, buffers); return the output and the pullback, which stays at the client."""
         self._check_arguments(fn, (part, *values))
+        self._world.program.check_differentiable(fn)
         out, pull = pair(self._run("vjp", self._world.transport.vjp, fn, (part, *values), cut=None))
         gives = self._world.program.gives(fn)
         return _marked(out, gives=gives if isinstance(gives, Kind) else None), pull
@@ -211,6 +224,7 @@ class Clients:
     ) -> PerClient[Grads]:
         """Return the gradients of fn(part, *values) -> (loss, buffers), also for argument number `cut`, if given."""
         self._check_arguments(fn, (part, *values))
+        self._world.program.check_differentiable(fn)
         grads = self._run("grad", self._world.transport.grad, fn, (part, *values), cut=cut)
         gives = self._world.program.gives(fn)
         return _marked(grads, gives=gives if isinstance(gives, Mapping) else None)
@@ -219,8 +233,12 @@ class Clients:
         """Send a value from the kind's home to these clients: one for all, or each client's own."""
         check_kind(kind)
         sent = self._addressed(kind, value)
-        ready = self._cross(kind, "down", sent)
-        return PerClient("clients", self._world.transport.down(kind, sent), sent.ids, ready=ready)
+        if self._world.guard is not None and kind is MODEL:
+            self._world.servers[sent.place].began(sent)
+        leaving = self._world.seam.encoded_down(kind, sent)
+        ready = self._cross(kind, "down", leaving)
+        there = PerClient("clients", self._world.transport.down(kind, leaving), leaving.ids, ready=ready)
+        return self._world.seam.decoded_down(self, kind, there, leaving)
 
     @overload
     def up(self, parcel: Parcel[T], /) -> PerClient[T]: ...
@@ -232,21 +250,39 @@ class Clients:
         """Bring values to the home of their kinds. This waits for the clients; some may not answer."""
         home = self._home(parcels)
         asked = common([p.value for p in parcels], self.ids)
-        leaving = [Parcel(kind, value[self.only(asked)]) for kind, value in parcels]
-        for kind, value in leaving:
-            for block in value.blocks:
-                self._world.program.release(kind, block.gives, block.ids[0])
-        ids, values = self._world.transport.up(leaving, asked)
+        who = self.only(asked)
+        leaving = [self._world.seam.encoded_up(who, kind, value[who]) for kind, value in parcels]
+        for sent in leaving:
+            for block in sent.value.blocks:
+                self._world.program.release(sent.kind, block.gives, block.ids[0])
+        ids, values = self._world.transport.up([Parcel(sent.kind, sent.value) for sent in leaving], asked)
         self._world.missing.update(j for j in asked if j not in ids)
         brought = []
-        for (kind, sent), blocks in zip(leaving, values, strict=True):
+        for sent, blocks in zip(leaving, values, strict=True):
             plain = [b._replace(gives=None) for b in blocks]  # a value at a server needs no permission to leave
-            arrived = PerClient(home, plain, ids, kind, sent.ready)
-            arrived.ready = self._cross(kind, "up", arrived)
-            brought.append(arrived)
+            arrived = PerClient(home, plain, ids, sent.kind, sent.value.ready)
+            arrived.ready = self._cross(sent.kind, "up", arrived)
+            brought.append(self._world.seam.decoded_up(sent, arrived))
         for meter in self._world.meters:
             meter.waited(ids)
+        if self._world.guard is not None:
+            brought = self._guarded(self._world.guard, brought)
         return brought[0] if len(brought) == 1 else tuple(brought)
+
+    def _guarded(self, guard: Guard, brought: list[PerClient]) -> list[PerClient]:
+        """Leave out the clients whose updates the guard drops, as if they had not answered."""
+        kept = brought[0].ids
+        for number, value in enumerate(brought):
+            if value.kind in GUARDED:
+                accepted = self._world.servers[value.place].accepted(f"{value.kind.name} {number}", value)
+                kept = tuple(j for j in kept if j in accepted)
+        guard.closing |= any(value.kind is MODEL for value in brought)
+        if kept == brought[0].ids:
+            return brought
+        self._world.missing.update(set(brought[0].ids) - set(kept))
+        if not self._world.sizes.keys() - self._world.missing:
+            raise AllDropped(guard.dropped)
+        return [value[self.only(kept)] for value in brought]
 
     def _cross(self, kind: Kind, direction: Direction, value: PerClient) -> Ready:
         """Count and time a value as it crosses. Every value that goes up or down passes here, under its kind."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from cutlayer.core import calculus, tree
 from cutlayer.core.calculus import Pull, check_pullback
 from cutlayer.core.engine import Engine, Fn
-from cutlayer.core.kinds import MODEL, STATISTICS, SYNC, Kind, Place
+from cutlayer.core.guard import AllDropped, Guard, Update, holds_models
+from cutlayer.core.kinds import MODEL, SLOPES, STATISTICS, SYNC, Kind, Place
 from cutlayer.core.meter import Meter, Timer
 from cutlayer.core.state import Grads, Model, Tensors
 from cutlayer.core.sums import Weights
@@ -60,8 +61,14 @@ class Keeper:
         meters: tuple[Meter, ...] = (),
         clock: Timer = Timer(),
         bridge: Bridge = Bridge(),
+        guard: Guard | None = None,
     ) -> None:
         self._engine, self._meters, self._clock, self._bridge = engine, meters, clock, bridge
+        self._guard = guard
+
+    def keys(self, keys: Mapping[int, int]) -> PerClient:
+        """Return these keys of the clients, as tensors."""
+        return self._engine.keys(keys)
 
     def hold(self, value: T) -> Held[T]:
         """Hold a value here that belongs to no client, such as an initial model."""
@@ -81,7 +88,8 @@ class Keeper:
 
     def mean(self, rows: PerClient[T], weights: Weights | None = None) -> Held[T]:
         """Return the weighted mean over clients; for integers (BatchNorm's counters) the maximum."""
-        chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
+        rows = self._guarded(self._own(rows))
+        chosen = {j: 1.0 if weights is None else weights[j] for j in rows.ids}
         total = sum(chosen.values())
         if not total > 0:
             raise LawError("a mean over no clients; a round without clients must be skipped")
@@ -91,6 +99,39 @@ class Keeper:
         """Return the weighted sum over clients; integers and booleans count as numbers."""
         chosen = {j: 1.0 if weights is None else weights[j] for j in self._own(rows).ids}
         return self._combined(rows, chosen, largest_integers=False)
+
+    def _guarded(self, rows: PerClient) -> PerClient:
+        """Drop models that the guard drops, at the end of a round: at each step, the host would wait for them.
+
+        What has come up under a kind was checked when it came.
+        """
+        guard = self._guard
+        if guard is None or not guard.closing or rows.kind is not None or not holds_models(rows):
+            return rows
+        kept = self.accepted("mean", rows)
+        if not kept:
+            raise AllDropped(guard.dropped)
+        return rows[Ids(kept)]
+
+    def accepted(self, what: str, rows: PerClient) -> tuple[int, ...]:
+        """Return the clients whose updates may be averaged; the other server learns who they are, and not why."""
+        if self._guard is None or not rows.ids:
+            return rows.ids
+        start = self._guard.start_of(rows)
+        norms = self._engine.norms(rows, start)
+        if rows.kind is SLOPES:  # a method that averages slopes leaves out itself what is not finite, and counts it
+            norms = norms.nan_to_num(nan=0.0, posinf=torch.inf)
+        sizes = torch.zeros_like(norms) if start is None else self._engine.norms(start, None)
+        fit = (0,) * len(rows.ids)  # if the other server has the values, it decides
+        if not norms.is_meta:
+            updates = [Update(*pair) for pair in torch.stack((norms, sizes), 1).tolist()]
+            fit = self._guard.judged((self.place, what), dict(zip(rows.ids, updates, strict=True)))
+        return self._guard.left(rows.ids, self._bridge.looked(self.place, fit))
+
+    def began(self, rows: PerClient) -> None:
+        """Note what clients begin the round with; the guard compares with it what becomes of it."""
+        if self._guard is not None:
+            self._guard.began(rows)
 
     def _combined(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Held:
         """Combine rows. A result of fewer than two clients, or of values that crossed the cut, must stay here."""
@@ -113,7 +154,10 @@ class Keeper:
 
     def copies(self, value: Held[T], who: Who) -> PerClient[T]:
         """Return a row of this value for each client; rows share memory until they differ."""
-        return shared(self.place, who.ids, self._own(value).tree, value.ready)
+        rows = shared(self.place, who.ids, self._own(value).tree, value.ready)
+        if isinstance(value.tree, Model):
+            self.began(rows)
+        return rows
 
     def look(self, value: Held[T]) -> T:
         """Return the value itself, to steer the round with; refuse one that may tell of a single client."""

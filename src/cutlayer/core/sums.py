@@ -1,4 +1,4 @@
-"""Weighted sums over clients."""
+"""Weighted sums over clients, and the norms of what is summed."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cutlayer.core import tree
 from cutlayer.core.tree import Tree
-from cutlayer.core.values import Block, PerClient
+from cutlayer.core.values import Block, PerClient, aligned
 
 Weights = Mapping[int, float]
 
@@ -55,3 +55,35 @@ def _added(total: Tensor, a: Tensor, scratch: Tensor, *, weight: float) -> Tenso
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:
     return a + b if a.is_floating_point() else torch.maximum(a, b)
+
+
+def norms(rows: PerClient, start: PerClient | None) -> Tensor:
+    """Return the norm of each row's change since the start, or of the row itself, in the order of the clients.
+
+    It is in single precision, so that of a change that is too large to be averaged is infinite; it is NaN if a number
+    is not finite. Integers do not count.
+    """
+    found: list[Tensor] = []
+    order: list[int] = []
+    for ids, blocks in aligned([rows] if start is None else [rows, start], rows.ids):
+        stacked = any(b.stacked for b in blocks)
+        pairs = zip(*(tree.tensors(b.tree) for b in blocks), strict=True)
+        changes = [_change(stacked, *pair) for pair in pairs if pair[0].is_floating_point()]
+        norm = _norm(torch.cat(changes, -1)) if changes else torch.zeros(())
+        found.append(norm if stacked and changes else norm.expand(len(ids)))
+        order += ids
+    each = torch.cat(found)
+    if tuple(order) == rows.ids:
+        return each
+    at = {j: k for k, j in enumerate(order)}
+    return each[torch.tensor([at[j] for j in rows.ids], device=each.device)]
+
+
+def _change(stacked: bool, a: Tensor, start: Tensor | None = None) -> Tensor:
+    change = a if start is None else a - start
+    return change.flatten(1) if stacked else change.flatten()
+
+
+def _norm(change: Tensor) -> Tensor:
+    largest = torch.linalg.vector_norm(change, torch.inf, dim=-1)
+    return torch.where(largest.isfinite(), torch.linalg.vector_norm(change.float(), dim=-1), torch.nan)

@@ -1,4 +1,12 @@
-"""Numbers formatted for people."""
+"""Numbers formatted for people, and texts of others made safe to print."""
+
+MOST_CHARACTERS = 200  # of a text that somebody else gave
+
+
+def printable(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Escape line ends, terminal escapes and other characters that do not print, and cut a text that is too long."""
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: most + 1])
+    return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
 
 
 def human_bytes(count: float) -> str:

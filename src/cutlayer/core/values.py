@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,21 @@ from cutlayer.core.kinds import Kind, Place
 from cutlayer.core.tree import T, Tree
 from cutlayer.errors import LawError
 
-Gives = Kind | Mapping[str, Kind] | None
+
+class Mark(NamedTuple):
+    """What a value of a client is to the codec of a kind. Only the code may leave, as that kind."""
+
+    kind: Kind
+    part: Literal["code", "rest", "base"]  # what was lost is the rest; what came down is the base of a change
+
+
+class Seed(NamedTuple):
+    """Marks a seed of this number that only its client knows: codecs draw with no other, and with each one once."""
+
+    number: int
+
+
+Gives = Kind | Mark | Seed | Mapping[str, Kind | Mark] | None
 Raw = Literal["x", "y"]
 
 
@@ -127,7 +141,15 @@ class PerClient(Generic[T]):
     def blocks(self) -> list[Block]:
         return self._blocks
 
+    def __iter__(self) -> NoReturn:
+        raise LawError(
+            "the value of a client cannot be unpacked or iterated over: return a NamedTuple from the function and take "
+            "its fields, such as value.loss"
+        )
+
     def __getitem__(self, who: Who) -> "PerClient[T]":
+        if isinstance(who, int | slice):
+            iter(self)
         if who.ids == self._ids:
             return self._with(self._blocks, self._ids)
         wanted = set(who.ids)

@@ -16,6 +16,7 @@ from cutlayer.core.keys import generator
 from cutlayer.errors import ConfigError, DataError
 
 Inputs = Tensor | dict[str, Tensor]
+IGNORED = -100  # an integer target that torch's cross entropy leaves out, such as that of a padded position
 Index = Tensor | NDArray[Any] | Sequence[int]
 
 
@@ -29,7 +30,7 @@ class Arrays:
 
     x: Inputs
     y: Tensor
-    num_classes: int | None = None  # None: not a classification
+    num_classes: int | None = None  # None: not a classification; labels are below it, or -100 to be ignored
     groups: Tensor | None = None  # the group of each sample, an index into the names
     group_names: tuple[str, ...] = ()
 
@@ -108,7 +109,7 @@ def _check_labels(y: Tensor, num_classes: int) -> None:
         raise DataError(f"num_classes is {num_classes}; give at least 1, or None for data that is not a classification")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise DataError(f"labels have the type {y.dtype}; give integers, or no num_classes for a regression")
-    wrong = ((y < 0) | (y >= num_classes)).nonzero()
+    wrong = (((y < 0) & (y != IGNORED)) | (y >= num_classes)).nonzero()
     if len(wrong):
         place = tuple(int(i) for i in wrong[0])
         raise DataError(
@@ -134,15 +135,17 @@ def from_arrays(x: Any, y: Any, num_classes: int | None = None, *, groups: Seque
     """Make Arrays from numpy arrays, tensors or a dict of them.
 
     uint8 inputs are images: they become float32 in [0, 1]. Other numpy inputs become float32 (from float64) or int64
-    (from integers); other tensors keep their type. Integer targets become int64. If they are one number a sample and
-    num_classes is not given, the classes are 0 to their maximum: give num_classes if a class may be absent. Float
-    targets make a regression. Integer targets of more dimensions (tokens) have no classes unless given. `groups` is one
-    name or number a sample.
+    (from integers); other tensors keep their type. Integer targets become int64. If they are one number a sample (or a
+    column of them) and num_classes is not given, the classes are 0 to their maximum: give num_classes if a class may be
+    absent. Float targets make a regression. Integer targets of more dimensions (tokens) have no classes unless given.
+    `groups` is one name or number a sample.
     """
     inputs = {str(k): _input(v, f"x[{k!r}]") for k, v in x.items()} if isinstance(x, Mapping) else _input(x, "x")
     targets = _tensor(y, "y")
     if not targets.is_floating_point():
         targets = targets.long()
+        if targets.dim() == 2 and targets.shape[1] == 1:
+            targets = targets[:, 0]
         if num_classes is None and targets.dim() == 1 and len(targets):
             num_classes = max(int(targets.max()) + 1, 1)
     arrays = Arrays(x=inputs, y=targets, num_classes=num_classes)

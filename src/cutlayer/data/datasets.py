@@ -1,20 +1,28 @@
 """Data sets of others: of torch, whose items are pairs, and of the package datasets, whose items have names."""
 
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer.data.arrays import Arrays, from_arrays, named_inputs
+from cutlayer.data.arrays import IGNORED, Arrays, from_arrays, named_inputs
 from cutlayer.data.columns import LABELS
 from cutlayer.data.seeding import drawing_from
 from cutlayer.errors import DataError, UnknownNameError
 
-IGNORED = -100  # the target of a padded position, which torch's cross entropy leaves out
+FEW_ITEMS = 3
 TRIED_ITEMS, TRIED_SEEDS = 6, 8  # so that a change of one draw in ten is found as well
+
+
+class Items(Protocol):
+    """A data set of torch or of the package datasets, or a list of items."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
 
 
 class Item(NamedTuple):
@@ -51,7 +59,33 @@ def from_dataset(
         return _item(dataset[i], i, inputs, target)
 
     _refuse_random(item, num)
-    items = [item(i) for i in range(num)]
+    return _stacked([item(i) for i in range(num)], num_classes, pad)
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether a value is a data set or a list of items, and no array, table or mapping."""
+    has_items = isinstance(value, Sized) and hasattr(value, "__getitem__")
+    return has_items and not (isinstance(value, tuple | str | bytes | Mapping) or hasattr(value, "__array__"))
+
+
+def inputs_of(sample: Any) -> Any:
+    """Return the inputs of Arrays, or of the first few items of a data set; other inputs stay as they are."""
+    if isinstance(sample, Arrays):
+        return sample.x
+    if not is_dataset(sample):
+        return sample
+    items = [Item(_inputs(sample[i]), 0) for i in range(min(FEW_ITEMS, _length(sample)))]
+    return _stacked(items, None, pad=0).x
+
+
+def _inputs(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        label = next((name for name in LABELS if name in item), None)
+        return {name: value for name, value in item.items() if name != label}
+    return item[0] if isinstance(item, tuple | list) and len(item) == 2 else item
+
+
+def _stacked(items: list[Item], num_classes: int | None, pad: int | None) -> Arrays:
     values = [{name: _value(value, name, i) for name, value in _named(each)} for i, each in enumerate(items)]
     if pad is not None:
         _pad(values, pad)

@@ -69,11 +69,15 @@ class Sample:
     def _mend(self, found: tuple[int, ...]) -> str:
         first, *rest = self.shape
         if rest and found == (*rest, first):
-            order = (0, len(self.shape), *range(1, len(self.shape)))
-            return f"put the channels first: x.transpose{order}"
+            return channels_first(len(found))
         if first == 1 and found == tuple(rest):
             return "give them their one channel: x[:, None]"
         return "bring them to that shape"
+
+
+def channels_first(dims: int) -> str:
+    """Say how to put the channels of samples of so many dimensions before the others."""
+    return f"put the channels first: x.transpose{(0, dims, *range(1, dims))}"
 
 
 def check_labels(y: Tensor, classes: int) -> None:

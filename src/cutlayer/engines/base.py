@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cutlayer.core import tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.engine import Engine, Fn, Ids
-from cutlayer.core.sums import Weights, weighted_sum
+from cutlayer.core.sums import Weights, norms, weighted_sum
 from cutlayer.core.transfer import upload
 from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient
@@ -33,6 +34,9 @@ class AtOnce(ByClient):
 
     def combine(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Tree:
         return weighted_sum(rows, weights, largest_integers)
+
+    def norms(self, rows: PerClient, start: PerClient | None) -> Tensor:
+        return norms(rows, start)
 
     def real(self, value: Tree) -> Tree:
         return value

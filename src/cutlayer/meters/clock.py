@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer.core import tree
+from cutlayer.core.codec import Coder
 from cutlayer.core.engine import Fn, Ids
 from cutlayer.core.kinds import LABELS, MODEL, SETTINGS, SETUP, STATISTICS, SYNC, Kind, Place
 from cutlayer.core.meter import Direction, How, Ready, Timer
@@ -210,6 +211,8 @@ def identity(fn: Fn) -> Any:
     """Return what identifies a function from step to step: not the object it is bound to, which may be a new one."""
     if isinstance(fn, partial):
         return identity(fn.func), repr(fn.args), repr(fn.keywords)
+    if isinstance(fn, MethodType) and isinstance(fn.__self__, Coder):  # two codecs make different things of one shape
+        return fn.__func__, fn.__self__
     plain = getattr(fn, "__func__", fn)
     return plain if isinstance(plain, FunctionType | BuiltinFunctionType) else type(plain)
 

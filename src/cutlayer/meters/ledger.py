@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cutlayer.core import tree
+from cutlayer.core.codec import before_encoding, holds_codes
 from cutlayer.core.kinds import Kind, Place
 from cutlayer.core.meter import Direction
 from cutlayer.core.state import Model
@@ -13,7 +14,7 @@ from cutlayer.core.values import PerClient
 
 
 class Ledger:
-    """Counts the bytes of everything that crosses; the counts are the same on every engine.
+    """Counts the bytes of everything that crosses, after encoding; the counts are the same on every engine.
 
     Of a model it counts the parameters. Running statistics are left out, as in the papers, unless `count_buffers`.
     """
@@ -21,6 +22,7 @@ class Ledger:
     def __init__(self, *, count_buffers: bool = False) -> None:
         self.count_buffers = count_buffers
         self.totals: Counter[str] = Counter()  # "up_activations" -> bytes
+        self.before: Counter[str] = Counter()  # the same before they were encoded, of what was
         self.per_client: dict[int, Counter[str]] = {}
         self.trips: Counter[int] = Counter()
         self.samples = 0  # processed by all clients
@@ -33,6 +35,9 @@ class Ledger:
         for j, size in self.sizes(value).items():
             self.totals[name] += size
             self.per_client.setdefault(j, Counter())[name] += size
+        if any(holds_codes(b.tree) for b in value.blocks):
+            blocks = [b._replace(tree=before_encoding(b.tree, stacked=b.stacked)) for b in value.blocks]
+            self.before[name] += sum(self.sizes(PerClient(value.place, blocks)).values())
 
     def waited(self, ids: tuple[int, ...]) -> None:
         self.trips.update(ids)
@@ -44,6 +49,7 @@ class Ledger:
         """Return all counts for a checkpoint."""
         return {
             "totals": dict(self.totals),
+            **({"before": dict(self.before)} if self.before else {}),
             "per_client": {j: dict(c) for j, c in self.per_client.items()},
             "trips": dict(self.trips),
             "samples": self.samples,
@@ -51,7 +57,7 @@ class Ledger:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Continue from these counts."""
-        self.totals = Counter(content["totals"])
+        self.totals, self.before = Counter(content["totals"]), Counter(content.get("before", {}))
         self.per_client = {j: Counter(c) for j, c in content["per_client"].items()}
         self.trips = Counter(content["trips"])
         self.samples = content["samples"]

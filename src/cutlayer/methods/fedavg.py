@@ -18,7 +18,7 @@ from cutlayer.optim.optimiser import Transform
 from cutlayer.pieces.carry import Carry, Reset
 from cutlayer.pieces.factory import factory
 from cutlayer.pieces.outer import Outer, Replace
-from cutlayer.pieces.report import Report, report
+from cutlayer.pieces.report import Report, plausible, report
 from cutlayer.pieces.weights import Agg, check_agg, weights
 from cutlayer.split import Split
 
@@ -72,7 +72,7 @@ class FedAvg:
             round=state.round + 1,
             client=after.model,
             memory=FedAvgMemory(after.memory, carried),
-            report=fed.sum(reports),
+            report=fed.sum(fed.each(plausible, reports)),
         )
 
     @at_client(gives={"model": MODEL})

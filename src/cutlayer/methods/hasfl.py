@@ -1,6 +1,6 @@
 """HASFL (Lin et al. 2025, Algorithm 1): every device has its own cut and batch size. docs/methods/hasfl.md"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -79,12 +79,23 @@ class Hasfl:
         return 1 if self.policy.steady and not self.policy.estimates else 2
 
     @property
+    def busiest(self) -> "Hasfl | None":
+        """The same method with batches that are all large enough for statistics; None if it computes none."""
+        if self.observer is None:
+            return None
+        return replace(self, policy=self.policy.of_at_least(self.fewest_samples))
+
+    @property
     def needs(self) -> Needs:
         return Needs(
             fewest_clients=self.fewest,
             num_clients=self.policy.num_clients,
             counts_steps=True,
             smallest_batch=self.policy.smallest_batch or PROBE_BATCH,
+            chooses_batches=self.policy.batches != "fixed" or self.policy.estimates,
+            largest_batch=max(self.policy.largest_batch, PROBE_BATCH if self.policy.estimates else 1),
+            busiest=self.busiest,
+            moves_cut=self.policy.cuts in ("planned", "random", "resources"),
         )
 
     def start(self, server: Server, fed: Fed) -> HasflState:

@@ -45,7 +45,13 @@ class MergeSFL:
 
     @property
     def needs(self) -> Needs:
-        return Needs(batch_sizes=self.sizes, merges_batches=True)
+        regulated = self.sizes if isinstance(self.sizes, Regulated) else None
+        return Needs(
+            batch_sizes=self.sizes,
+            chooses_batches=regulated is not None,
+            largest_batch=None if regulated is None else regulated.largest,
+            merges_batches=True,
+        )
 
     def start(self, server: Server, fed: Fed) -> State:
         return with_one_server(self.model, self.server_opt, server, fed)

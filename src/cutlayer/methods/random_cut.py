@@ -55,7 +55,8 @@ class RandomCut:
 
     @property
     def needs(self) -> Needs:
-        return Needs(fewest_clients=min(2, len(self.methods)))  # moved layers would reveal a single client's
+        several = len(self.methods) > 1
+        return Needs(fewest_clients=1 + several, moves_cut=several)  # moved layers would reveal a single client's
 
     def start(self, server: Server, fed: Fed) -> RandomCutState:
         state: State = self.methods[0].start(server, fed)

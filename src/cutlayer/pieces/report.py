@@ -26,6 +26,14 @@ def report(progress: Progress) -> Report:
     return Report(progress.loss.double(), progress.steps.double(), (~progress.ok).double())
 
 
+def plausible(own: Report) -> Report:
+    """Return the report of one client without what no client can have done: fewer than no batches, more than one stop.
+
+    Its loss may be anything, but it must not cancel the batches of others.
+    """
+    return Report(own.loss, own.batches.clamp(min=0), own.stopped.clamp(0, 1))
+
+
 def report_of(loss: Tensor, ok: Tensor) -> Report:
     """Return the report of one client with one batch; `ok` says whether it counts."""
     return Report(torch.where(ok, loss, 0).double(), ok.double(), (~ok).double())

@@ -12,7 +12,7 @@ from cutlayer import registry
 from cutlayer.core import keys
 from cutlayer.core.checks import check, check_choice, is_number
 from cutlayer.errors import ConfigError
-from cutlayer.pieces.trace import read_trace
+from cutlayer.pieces.trace import check_clients, digest, read_trace
 
 MOST_WAITS = 10_000  # draws until enough clients are available
 
@@ -81,6 +81,11 @@ class Available:
         """The rounds, from 1, in which each client of the trace is on: the first and the last of each stretch."""
         return read_trace(Path(self.trace or ""))
 
+    def check(self, num_clients: int) -> None:
+        """Refuse a trace of other clients than these."""
+        if self.trace is not None:
+            check_clients(Path(self.trace), self.intervals, num_clients)
+
     def __call__(self, draw: Draw) -> tuple[int, ...]:
         for wait in range(self._waits(draw.round)):
             on = {j: num for j, num in draw.samples.items() if self._is_on(j, draw, wait)}
@@ -107,6 +112,12 @@ class Available:
 SAMPLERS: registry.Table[Callable[..., Sampler]] = registry.table(
     "SAMPLERS", {"uniform": UniformDraw, "weighted": WeightedDraw, "availability": Available}
 )
+
+
+def digests(sampler: Sampler) -> dict[str, str]:
+    """Return the digest of the file that a sampler reads, if it reads one; a resumed run compares it."""
+    trace = sampler.trace if isinstance(sampler, Available) else None
+    return {} if trace is None else {f"the trace {trace}": digest(Path(trace))}
 
 
 def shuffled(ids: Sequence[int], key: int, *path: int | str) -> tuple[int, ...]:

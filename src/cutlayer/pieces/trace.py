@@ -10,7 +10,8 @@ never on.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from cutlayer.errors import DataError
@@ -35,6 +36,21 @@ def read_trace(path: Path) -> dict[int, list[tuple[int, int]]]:
             client, first, last = _row(f"line {number} of {path}", cells)
             found.setdefault(client, []).append((first, last))
     return found
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a trace file."""
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def check_clients(path: Path, named: Iterable[int], num_clients: int) -> None:
+    """Refuse a trace that names a client which is not there."""
+    wrong = [client for client in named if client >= num_clients]
+    if wrong:
+        raise DataError(
+            f"the trace {path} names client {wrong[0]}, but the {num_clients} clients are numbered 0 to "
+            f"{num_clients - 1}: counting starts at 0"
+        )
 
 
 def _row(where: str, cells: Sequence[str]) -> tuple[int, int, int]:

@@ -63,12 +63,12 @@ class Devices:
             rate = getattr(self, name)
             check(rate == math.inf or (is_number(rate) and rate > 0), name, rate, "a number above 0")
 
-    def seconds_per_sample(self, *, flops_below: float, cut_bits: float) -> tuple[float, ...]:
+    def seconds_per_sample(self, *, flops_below: float, up_bits: float, down_bits: float) -> tuple[float, ...]:
         """Return each client's seconds for one sample in training: its own computation and the transfers up and down.
 
-        `flops_below`: forward FLOPs of the client's layers. `cut_bits`: bits that go up, and as many come down.
+        `flops_below`: forward FLOPs of the client's layers. The bits are those of a sample at the cut.
         """
-        return tuple(PASSES * flops_below / d.flops + cut_bits / d.up + cut_bits / d.down for d in self.clients)
+        return tuple(PASSES * flops_below / d.flops + up_bits / d.up + down_bits / d.down for d in self.clients)
 
 
 def server_speed(clients: Sequence[Device], kappa: float) -> float:

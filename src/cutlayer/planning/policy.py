@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ log = logging.getLogger("cutlayer")
 
 BatchRule = Literal["planned", "random", "fixed"]
 CutRule = Literal["planned", "random", "resources", "fixed"]
+MOST_SAMPLES = 2**40  # more than any client has
 Ids = tuple[int, ...]
 ByClient = dict[int, int]
 Room = Callable[[int, int], int]
@@ -115,6 +116,19 @@ class Policy:
         if isinstance(self.batches, tuple):
             return min(self.batches)
         return {"planned": self.least_batch, "random": self.random_batch[0]}.get(self.batches)
+
+    def of_at_least(self, batch: int) -> "Policy":
+        """Return the same policy with no batches smaller than this, for clients that have as many samples."""
+        low, high = (max(batch, limit) for limit in self.random_batch)
+        fixed = tuple(max(batch, b) for b in self.batches) if isinstance(self.batches, tuple) else self.batches
+        return replace(self, least_batch=max(batch, self.least_batch), random_batch=(low, high), batches=fixed)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch that the rule allows; a client never takes more than it has samples."""
+        if isinstance(self.batches, tuple):
+            return max(self.batches)
+        return {"random": self.random_batch[1], "fixed": 1}.get(self.batches, MOST_SAMPLES)
 
     @property
     def num_clients(self) -> int | None:

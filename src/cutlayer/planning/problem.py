@@ -5,6 +5,7 @@ data in bits. Between aggregations, a device has its own layers up to its cut an
 deepest cut of all devices; the layers above are common.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from cutlayer.core.checks import check, check_positive
 from cutlayer.errors import ConfigError
 from cutlayer.planning.devices import PASSES, Devices
-from cutlayer.planning.profile import Profile
+from cutlayer.planning.profile import Profile, Shapes, elements
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,6 +31,14 @@ GAP = 1e-9  # relative: a smaller gain counts as none
 STRICTLY = 1 - 1e-9  # memory in use must be strictly less than the limit
 
 
+Bits = Callable[[Shapes], float]  # tensors of a sample -> bits as they cross
+
+
+def uncoded(shapes: Shapes) -> float:
+    """Return the bits of tensors that cross as they are."""
+    return float(VALUE_BITS * elements(shapes))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
     """The costs of one sample through the layers up to each cut."""
@@ -40,17 +49,21 @@ class Costs:
     down: Floats  # chi: bits of their gradients
     model: Floats  # delta: bits of the layers, cumulative
     state: Floats  # bits of their optimiser's state, cumulative
+    values: Floats | None = None  # bits of activations and gradients in memory, if codecs make what crosses smaller
 
     @classmethod
-    def of(cls, profile: Profile) -> "Costs":
-        """Make them from a model's profile; a backward pass counts as two forward passes, as on the clock."""
+    def of(cls, profile: Profile, up: Bits = uncoded, down: Bits = uncoded) -> "Costs":
+        """Make them from a model's profile; a backward pass counts as two forward passes, as on the clock.
+
+        `up` and `down` say how many bits the tensors of a sample take as they cross.
+        """
         forward = np.array(profile.cumulative_forward_flops[1:], dtype=float)
-        crossing = VALUE_BITS * np.array(profile.activations[1:], dtype=float)
         return cls(
             forward=forward,
             backward=(PASSES - 1) * forward,
-            up=crossing,
-            down=crossing,
+            up=np.array([up(shapes) for shapes in profile.shapes[1:]], dtype=float),
+            down=np.array([down(shapes) for shapes in profile.shapes[1:]], dtype=float),
+            values=2 * VALUE_BITS * np.array(profile.activations[1:], dtype=float),
             model=VALUE_BITS * np.array(profile.cumulative_params[1:], dtype=float),
             state=VALUE_BITS * np.array(profile.cumulative_optimiser_state[1:], dtype=float),
         )
@@ -58,7 +71,7 @@ class Costs:
     @cached_property
     def held(self) -> Floats:
         """Bits of activations and gradients of one sample in all layers up to the cut."""
-        held: Floats = np.cumsum(self.up + self.down)
+        held: Floats = np.cumsum(self.up + self.down if self.values is None else self.values)
         return held
 
     @property

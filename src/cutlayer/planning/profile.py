@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,12 @@ from cutlayer.split import Split
 from cutlayer.split.graphs import Unit
 from cutlayer.split.units import skeleton, units_of
 
+Shapes = tuple[tuple[int, ...], ...]  # of the tensors of one sample
+
+
+def elements(shapes: Shapes) -> int:
+    return sum(map(prod, shapes))
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnitProfile:
@@ -23,7 +30,7 @@ class UnitProfile:
     name: str
     forward_flops: int
     backward_flops: int  # of both gradients; without that of the model's input and those of frozen parameters
-    activation: int  # elements that leave the unit
+    shapes: Shapes  # of what leaves the unit
     params: int  # elements, frozen ones included; a tied parameter counts in its first unit
     optimiser_state: int  # elements
 
@@ -31,18 +38,28 @@ class UnitProfile:
     def macs(self) -> int:
         return self.forward_flops // 2
 
+    @property
+    def activation(self) -> int:
+        """Elements that leave the unit."""
+        return elements(self.shapes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """Costs of every unit. The cumulative tuples are indexed by the cut: entry 0 is for no unit, then 1, 2, ..."""
 
     rows: tuple[UnitProfile, ...]
-    input: int  # elements of one sample
+    inputs: Shapes
+
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """Shapes of what crosses at each cut; at cut 0 the input itself."""
+        return (self.inputs, *(row.shapes for row in self.rows))
 
     @cached_property
     def activations(self) -> tuple[int, ...]:
-        """Elements that cross at each cut, A(L); at cut 0 the input itself."""
-        return (self.input, *(row.activation for row in self.rows))
+        """Elements that cross at each cut, A(L)."""
+        return tuple(map(elements, self.shapes))
 
     @cached_property
     def cumulative_params(self) -> tuple[int, ...]:
@@ -69,9 +86,9 @@ class Profile:
         """Return the units at the client: those below the cut, and in a U-shape those from the head on."""
         return self.rows[:cut] + (self.rows[head:] if head is not None else ())
 
-    def crossing(self, cut: int, head: int | None = None) -> int:
-        """Return the elements of a sample that cross in one direction: at the cut, and in a U-shape at the head."""
-        return self.activations[cut] + (self.activations[head] if head is not None else 0)
+    def crossing(self, cut: int, head: int | None = None) -> Shapes:
+        """Return the shapes of what crosses in one direction: at the cut, and in a U-shape at the head."""
+        return self.shapes[cut] + (self.shapes[head] if head is not None else ())
 
     def share(self, cut: int) -> float:
         """Return O(L): the fraction of the forward FLOPs below the cut."""
@@ -89,13 +106,13 @@ def profile(
     """
     module = model.model if isinstance(model, Split) else model
     x = _one_sample(module, sample)
-    size = sum(a.numel() for a in tree.tensors(x))
+    inputs = _shapes(x)
     rows = []
     counted: set[int] = set()
     for unit in model.bare_units() if isinstance(model, Split) else units_of(skeleton(module).eval()):
         row, x = _measure(unit, x, optimiser_slots, counted)
         rows.append(row)
-    return Profile(rows=tuple(rows), input=size)
+    return Profile(rows=tuple(rows), inputs=inputs)
 
 
 def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tuple[UnitProfile, Any]:
@@ -114,7 +131,7 @@ def _measure(unit: Unit, x: Any, optimiser_slots: int, counted: set[int]) -> tup
         forward_flops=forward.get_total_flops(),
         # The counter counts the weight gradient of a grouped convolution as that of a full one.
         backward_flops=min(backward.get_total_flops(), 2 * forward.get_total_flops()),
-        activation=sum(a.numel() for a in tree.tensors(out)),
+        shapes=_shapes(out),
         params=sum(p.numel() for p in new),
         optimiser_state=optimiser_slots * sum(p.numel() for p in new if p.requires_grad),
     )
@@ -126,6 +143,11 @@ def _one_sample(model: nn.Module, sample: Tensor | Mapping[str, Tensor] | tuple[
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
         return torch.empty(1, *sample, dtype=dtype, device="meta")
     return tree.map(lambda a: a[:1].to("meta"), dict(sample) if isinstance(sample, Mapping) else sample)
+
+
+def _shapes(sample: Any) -> Shapes:
+    """Return the shapes of the tensors of one sample, without its axis of length 1."""
+    return tuple(tuple(a.shape[1:]) if a.shape[:1] == (1,) else tuple(a.shape) for a in tree.tensors(sample))
 
 
 def _cumulative(values: Any) -> tuple[int, ...]:

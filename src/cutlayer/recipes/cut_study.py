@@ -1,6 +1,6 @@
 """A study of the cut for a run of your own: methods at every cut, on even and on uneven data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from cutlayer.recipes.compose import label, named, using
 from cutlayer.recipes.recipe import Recipe, Sweep
-from cutlayer.runs import build
+from cutlayer.runs import build, config
 from cutlayer.runs.config import Choice, Run
 from cutlayer.split import Split
 
@@ -21,24 +21,35 @@ def study(
     methods: Sequence[str] = METHODS,
     cuts: Sequence[int | str] | None = None,
     alpha: float = 0.1,
+    codecs: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Return the base run with these methods at these cuts, by default at all that leave units on both sides."""
+    """Return the base run with these methods at these cuts, by default at all that leave units on both sides.
+
+    With codecs, each run is made with each of them, for activations and gradients; they are by the words that stand for
+    them in names.
+    """
     # The client's layers grow with the cut, so sending them must take time.
     run = base if base.devices is not None else replace(base, devices=Choice("pool", {"model_sync": True}))
     numbers = _numbers(base, cuts)
+    kinds = {"": run} if codecs is None else {f"-{word}": _encoded(run, codec) for word, codec in codecs.items()}
     panels = {
         panel: {
-            f"{method}-cut{number}": using(replace(run, partition=partition, cut=number), method, **_kept(base, method))
+            f"{method}-cut{number}{word}": using(
+                replace(own, partition=partition, cut=number), method, **_kept(base, method)
+            )
             for method in methods
             for number in numbers
+            for word, own in kinds.items()
         }
         for panel, partition in (("iid", Choice("iid")), ("dirichlet", _uneven(base.partition, alpha)))
     }
-    first_word = base.name.partition("/")[0]
-    return Recipe(
-        runs=named(f"{first_word}_cuts", panels),
-        figure=(Sweep(label="units at the client", x=_cut),),
-    )
+    name = f"{base.name.partition('/')[0]}_cuts{'' if codecs is None else '_codecs'}"
+    return Recipe(runs=named(name, panels), figure=(Sweep(label="units at the client", x=_cut),))
+
+
+def _encoded(run: Run, codec: Any) -> Run:
+    """Return the run with this codec of what crosses the cut."""
+    return config.changed(run, {"codecs": dict.fromkeys(("activations", "gradients"), codec)}, "--codecs")
 
 
 def _numbers(base: Run, cuts: Sequence[int | str] | None) -> list[int]:
@@ -60,4 +71,4 @@ def _uneven(partition: Choice, alpha: float) -> Choice:
 
 
 def _cut(run: Run) -> float:
-    return float(label(run).rpartition("-cut")[2])
+    return float(label(run).partition("-cut")[2].partition("-")[0])

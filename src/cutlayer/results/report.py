@@ -264,6 +264,7 @@ class Panel:
             "label": group.label,
             "name": group.run.name,
             "method": group.run.method.name,
+            **({"codecs": group.run.codecs} if group.run.codecs else {}),
             "seeds": [t.run.seed for t in group.trials],
             "folders": [str(t.path) for t in group.trials],
             "rounds": list(group.rounds),

@@ -1,4 +1,5 @@
 """Runs: configuration, checks, rounds, evaluation, checkpoints and folders.
 
-Imports: core, data, engines, errors, meters, methods, models, optim, pieces, planning, registry, split, version.
+Imports: codecs, core, data, engines, errors, meters, methods, models, optim, pieces, planning, registry, split,
+version.
 """

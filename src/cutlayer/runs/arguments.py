@@ -11,6 +11,7 @@ from cutlayer.core.checks import check_type
 from cutlayer.core.meter import Meter
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.augment import Augment, SampleTransform
+from cutlayer.data.datasets import from_dataset, is_dataset
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError
 from cutlayer.planning.devices import Devices
@@ -28,8 +29,10 @@ OF_A_FOLDER = {
 def check(given: Mapping[str, Any]) -> None:
     """Refuse arguments of the wrong type before anything is computed or written."""
     _check_method(given["method"])
-    check_type("data", given["data"], Arrays, HOW_ARRAYS)
+    if not is_dataset(given["data"]):
+        check_type("data", given["data"], Arrays, HOW_ARRAYS)
     check_type("partition", given["partition"], Partition, HOW_PARTITION)
+    check_type("codecs", given["codecs"], Mapping, 'such as {"activations": "int8"}')
     optional: dict[str, tuple[type, str]] = {
         "devices": (Devices, "such as Devices(clients=(phone, laptop), server=1e12)"),
         "test_partition": (Partition, HOW_PARTITION),
@@ -56,6 +59,12 @@ def check(given: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{name} is about the folder of a run; give the folder, such as out='runs/mine/x'")
     elif given["resume"] and given["overwrite"]:
         raise ConfigError("resume and overwrite contradict each other; give one of them")
+
+
+def with_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with the samples of data sets and lists of items in memory."""
+    sets = {name: given[name] for name in ("data", "test", "validation")}
+    return {**given, **{name: from_dataset(held) for name, held in sets.items() if is_dataset(held)}}
 
 
 def _check_method(method: object) -> None:

@@ -21,17 +21,19 @@ from cutlayer.data.digest import digest
 from cutlayer.data.hold_out import hold_out
 from cutlayer.data.language import DEFINITIONS, MAX_LENGTH
 from cutlayer.data.partition import PARTITIONS, Partition
+from cutlayer.data.sample import channels_first
 from cutlayer.data.sources import DATA, SOURCES, TASKS, Dataset, load, located, tokenised
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters import METERS
 from cutlayer.models import MODELS, freeze_norms
 from cutlayer.models.language import tokenizer
 from cutlayer.models.weights import load_weights
 from cutlayer.pieces.losses import LOSSES, num_outputs, usual_loss, usual_metrics
-from cutlayer.pieces.sampler import SAMPLERS, Available, Sampler
+from cutlayer.pieces.sampler import SAMPLERS, Available, Sampler, digests
 from cutlayer.planning.devices import DEVICES, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import Profile, profile
+from cutlayer.runs.codecs import bits
 from cutlayer.runs.config import Choice, Run, literal
 from cutlayer.runs.federated import ClientTests
 from cutlayer.runs.metrics import Metric, by_name
@@ -58,18 +60,22 @@ def training(run: Run, root: Path | None = None) -> Training:
         partition, held = hold_out(partition, run.hold_out, keys.fold(run.seed, "hold_out"))
         client_tests = ClientTests(placed, held)
     planned, pool = planned_method(run, model_of(run, data, root), data, len(partition))
+    draws = sampler(run)
     runner = Simulation(
         planned,
         placed,
         partition,
         batching=run.batching,
         per_round=run.per_round,
-        sampler=sampler(run),
+        sampler=draws,
         engine=run.engine,
         server_engine=run.server_engine,
         chunk=run.chunk,
+        codecs=run.codecs,
         seed=run.seed,
         precision=run.precision,
+        guard=run.guard,
+        most_weight=run.most_weight,
         meters=meters(run),
         devices=pool,
         augment=run.augment,
@@ -77,6 +83,7 @@ def training(run: Run, root: Path | None = None) -> Training:
     )
     return Training(
         runner=runner,
+        name=f"{run.name}, seed {run.seed}",
         test=test.to(run.device),
         validation=None if validation is None else validation.to(run.device),
         client_tests=client_tests,
@@ -84,7 +91,7 @@ def training(run: Run, root: Path | None = None) -> Training:
         eval_every=run.eval_every,
         per_client=run.per_client,
         limits=Limits.of(run),
-        inputs={f"the data {run.data}": digest(sets.train, sets.test)} if _is_own(run) else {},
+        inputs={**_digest_of_data(run, sets), **digests(draws)},
     )
 
 
@@ -138,9 +145,10 @@ def deal(run: Run, sets: Dataset) -> Dealt:
     return Dealt(data, partition, test, validation)
 
 
-def _is_own(run: Run) -> bool:
-    """Return whether the user supplies the data, in files or by a plug-in."""
-    return isinstance(run.data, own.OwnData) or run.data in DATA.origins
+def _digest_of_data(run: Run, sets: Dataset) -> dict[str, str]:
+    """Return the digest of data that the user supplies, in files or by a plug-in."""
+    is_own = isinstance(run.data, own.OwnData) or run.data in DATA.origins
+    return {f"the data {run.data}": digest(sets.train, sets.test)} if is_own else {}
 
 
 def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tuple[Method, Devices | None]:
@@ -149,12 +157,15 @@ def planned_method(run: Run, split: Split, data: Arrays, num_clients: int) -> tu
     if run.devices is not None:
         known = costs(run, split, data.take(range(min(2, len(data)))).to(run.device))
         pool = devices(run.devices, known, num_clients, keys.fold(run.seed, "devices"))
+        up, down = (bits(run.codecs, name) for name in ("activations", "gradients"))
         if _regulates(run):
             below = sum(unit.forward_flops for unit in known.client_units(split.cut, split.head))
-            cut_bits = 32 * known.crossing(split.cut, split.head)
-            options["seconds_per_sample"] = pool.seconds_per_sample(flops_below=below, cut_bits=cut_bits)
+            shapes = known.crossing(split.cut, split.head)
+            options["seconds_per_sample"] = pool.seconds_per_sample(
+                flops_below=below, up_bits=up(shapes), down_bits=down(shapes)
+            )
         if _plans(run):
-            options |= {"devices": pool, "costs": Costs.of(known)}
+            options |= {"devices": pool, "costs": Costs.of(known, up, down)}
     client_opt, server_opt = (
         optim.build(choice.name, **choice.options) for choice in (run.optimiser, run.server_optimiser or run.optimiser)
     )
@@ -188,6 +199,7 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
     loss = run.loss or usual_loss(data.y)
     texts = {"answers": task.answers if task else None, "root": None if root is None else str(root)}
     shape = tuple(data.x.shape[1:]) if isinstance(data.x, torch.Tensor) else ()
+    _refuse_channels_last(run, shape)
     options = fitted(run.model, shape, num_outputs(loss, data.y, data.num_classes), **texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.fold(run.seed, "model"))
@@ -198,6 +210,16 @@ def model_of(run: Run, data: Arrays, root: Path | None = None) -> Split:
         freeze_norms(net)
     few = data.take(range(min(2, len(data)))).to(run.device)
     return Split(net.to(run.device), run.cut, head=run.head, loss=registry.find("loss", LOSSES, loss), sample=few.x)
+
+
+def _refuse_channels_last(run: Run, shape: tuple[int, ...]) -> None:
+    """Refuse images of this shape that are square if the channels come last, and not if they come first."""
+    reads_images = "in_channels" in registry.options_of(registry.find("model", MODELS, run.model.name))
+    if reads_images and len(shape) == 3 and shape[0] == shape[1] != shape[2]:
+        raise DataError(
+            f"{run.data}: inputs have the shape {shape}, and the model {run.model.name!r} reads channels first; "
+            f"{channels_first(len(shape))}"
+        )
 
 
 def costs(run: Run, split: Split, few: Arrays) -> Profile:

@@ -14,10 +14,12 @@ from cutlayer.core.method import Method, needs_of
 from cutlayer.core.precision import Precision, check_precision, computing
 from cutlayer.core.program import Program
 from cutlayer.core.transport import Augmentation
-from cutlayer.data.arrays import Arrays
+from cutlayer.data.arrays import IGNORED, Arrays
 from cutlayer.data.augment import Augment
 from cutlayer.errors import ConfigError
+from cutlayer.pieces.losses import LOSSES
 from cutlayer.split import Split
+from cutlayer.split.rehearsal import is_cross_entropy
 
 log = logging.getLogger("cutlayer")
 
@@ -56,6 +58,11 @@ def check_run(plan: RunPlan) -> None:
     _check_per_round(plan.per_round, len(ids), needs.fewest_clients)
     if plan.chunk is not None and (type(plan.chunk) is not int or plan.chunk < 1):
         raise ConfigError(f"chunk is {plan.chunk!r}; it must be at least 1, or None for all clients at once")
+    if plan.like.num_classes == 1 and is_cross_entropy(method.model.loss):
+        raise ConfigError(
+            "the data have a single class, so there is nothing to tell apart: check the targets, or give num_classes "
+            "if other classes are absent"
+        )
     _rehearse(plan, ids)
     _warn(plan)
 
@@ -66,6 +73,16 @@ def able(plan: RunPlan) -> tuple[int, ...]:
     if plan.counts is None:
         return tuple(range(plan.num_clients))
     return tuple(j for j, num in enumerate(plan.counts) if batching.per_epoch(num, batching.size))
+
+
+def check_labels(split: Split, data: Arrays) -> None:
+    """Refuse labels to be ignored with a loss by name that would take -100 for a value."""
+    counts_all = split.loss in LOSSES.values() and not is_cross_entropy(split.loss)
+    if counts_all and data.num_classes is not None and bool((data.y == IGNORED).any()):
+        raise ConfigError(
+            f"the data have labels {IGNORED}, which only cross entropy ignores; leave these samples out, or give a "
+            "loss that does"
+        )
 
 
 def check_batch(batching: Batching, counts: Iterable[int]) -> None:

@@ -24,9 +24,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from cutlayer import optim, registry
+from cutlayer import codecs, optim, registry
 from cutlayer.core.batches import Batching
-from cutlayer.core.checks import check_device_name
+from cutlayer.core.checks import check_device_name, check_most_weight
+from cutlayer.core.coders import coder
 from cutlayer.core.method import PYTHON_ONLY
 from cutlayer.core.precision import Precision
 from cutlayer.data.augment import Augment
@@ -109,11 +110,14 @@ class Run:
     engine: str = "auto"
     server_engine: str = "auto"  # of servers whose clients are on Ray or on devices
     chunk: int | None = None  # most clients that vmap stacks at a time, or that have their own memory on graph
+    codecs: dict[str, Any] = field(default_factory=dict)  # by kind: how its values are encoded before they cross
     device: str = "cpu"
     precision: Precision = "fp32"  # of the computation in the layers
     cpu_threads: int | None = None  # of torch; its own choice by default
     eval_every: int = 1  # the last round is always evaluated
     per_client: bool = False  # also measure the model on each client's own samples
+    guard: bool = True  # drop updates that are not finite, or out of all proportion to those of the other clients
+    most_weight: float | None = None  # of a client in averages, in medians of the round's samples; no limit by default
     meters: tuple[str, ...] = ()  # that watch the run besides the ledger and the clock
     checkpoint_every: int = 1  # the last round always writes one
     # Of a run that `cutlayer.train` made: what only Python can name.
@@ -133,6 +137,7 @@ class Run:
         for name in ("validation", "hold_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a fraction from 0 up to below 1")
+        check_most_weight(self.most_weight)
         Limits.of(self)
         check_device_name(self.device)
         path = PurePosixPath(self.name)
@@ -205,8 +210,10 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
             values[key] = _choice(getattr(run, key), value, key, f"{where}, [{key}]")
         elif key in SETTINGS:
             values[key] = _settings(key, SETTINGS[key], getattr(run, key), value, f"{where}, [{key}]")
+        elif key == "codecs":
+            values[key] = _codecs(run.codecs, value, where)
         elif isinstance(value, Mapping):
-            raise UnknownNameError("table", key, (*TABLES, *SETTINGS), where)
+            raise UnknownNameError("table", key, (*TABLES, *SETTINGS, "codecs"), where)
         else:
             values[key] = _typed(key, value, known[key].annotation, where)
             for name in () if key not in NAMES or value is None else [value] if isinstance(value, str) else value:
@@ -226,9 +233,11 @@ def recorded(changes: Mapping[str, Any], where: str) -> Run:
         try:
             run = changed(run, {key: value}, where)
         except UnknownNameError:
-            if key not in TABLES and key not in NAMES and key != "data":
+            if key not in TABLES and key not in NAMES and key not in ("data", "codecs"):
                 raise
-            if isinstance(value, Mapping):
+            if key == "codecs":
+                value = _with_tuples(value)
+            elif isinstance(value, Mapping):
                 value = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
             elif key in TABLES:
                 value = Choice(value)
@@ -238,7 +247,8 @@ def recorded(changes: Mapping[str, Any], where: str) -> Run:
 
 def _of_python(changes: Mapping[str, Any], where: str) -> Run:
     """Return the run of a Python program: what it names are its own objects."""
-    own = {k: _with_tuples(v) for k, v in changes.items() if k in TABLES or k in NAMES or k in ("data", "python")}
+    named = ("data", "python", "codecs")
+    own = {k: _with_tuples(v) for k, v in changes.items() if k in TABLES or k in NAMES or k in named}
     for key, value in own.items():
         if key in TABLES:
             own[key] = Choice(value["name"], {k: v for k, v in value.items() if k != "name"})
@@ -283,6 +293,21 @@ def _data(old: str | OwnData, value: Any, where: str) -> str | OwnData:
         return OwnData(path=name)
     registry.find("data set", DATA, name, where)
     return name
+
+
+def _codecs(old: Mapping[str, Any], value: Any, where: str) -> dict[str, Any]:
+    """Return the codec of each kind; a table without a name changes options of the one before."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{where}, [codecs] must be a table of kinds, such as codecs = {{ activations = "int8" }}')
+    found = {}
+    for name, spec in value.items():
+        before = {"name": old[name]} if isinstance(old.get(name), str) else old.get(name)
+        if isinstance(spec, Mapping) and "name" not in spec and isinstance(before, Mapping):
+            spec = {**before, **spec}
+        found[name] = _with_tuples(spec)
+        own = f"{where}, [codecs.{name}]"
+        _made(own, coder, name, _made(own, codecs.build, found[name]))
+    return {**old, **found}
 
 
 def _settings(key: str, kind: type[Any], old: Any, value: Any, where: str) -> Any:
@@ -341,7 +366,7 @@ def as_dict(run: Run) -> dict[str, Any]:
             value = {"name": value.name, **value.options}
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None and v != ()}
-        if value is not None and value != ():
+        if value is not None and value != () and value != {}:
             plain[f.name] = value
     return plain
 

@@ -28,7 +28,7 @@ from cutlayer.optim.optimiser import Optimiser, build
 from cutlayer.optim.rules import Adam, AdamW, Clip, Momentum, Proximal, WeightDecay
 from cutlayer.optim.schedules import SCHEDULES, Schedule, constant, warmup
 from cutlayer.pieces.factory import call_of
-from cutlayer.pieces.sampler import SAMPLERS, Sampler
+from cutlayer.pieces.sampler import SAMPLERS, Sampler, digests
 from cutlayer.runs.config import GIVEN, Choice, Run
 from cutlayer.runs.metrics import by_name
 from cutlayer.split import Split
@@ -55,6 +55,7 @@ def described(given: Mapping[str, Any]) -> Run:
         "devices": None if given["devices"] is None else Choice("python"),
         "engine": engine if isinstance(engine, str) else engine.name,
         "device": str(data.y.device),
+        "codecs": {name: plain(own) for name, own in given["codecs"].items()},
         "meters": tuple(qualified(meter) for meter in given["meters"]),
         "metrics": tuple(metrics),
         "python": {
@@ -82,7 +83,7 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, str]:
     split = given["method"].model
     named = {key: given[key] for key in ("data", "partition", "test", "validation", "test_partition", "devices")}
     named |= {"the model": re.sub(r" at 0x[0-9a-f]+", "", repr(split.model)), "the initial weights": split.initial()}
-    return {key: digest(value) for key, value in named.items() if value is not None}
+    return {key: digest(value) for key, value in named.items() if value is not None} | digests(given["sampler"])
 
 
 def name_of(out: Path) -> str:

@@ -14,7 +14,7 @@ from cutlayer.core.state import Model
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.out_of_memory import out_of_memory, release
 from cutlayer.errors import ConfigError
-from cutlayer.runs.metrics import Accumulating, Function, Metric, Movable
+from cutlayer.runs.metrics import Accumulating, Function, Metric, Movable, binary, ignored
 from cutlayer.split import Split
 
 log = logging.getLogger("cutlayer")
@@ -91,7 +91,7 @@ def _begun(name: str, metric: Metric, out: Any, y: Tensor) -> _Measure | None:
     if isinstance(metric, Accumulating):
         return _Fed(name, metric, out, y)
     if name == "loss":
-        return _Mean(name, metric, metric(out, y), len(y))
+        return _Mean(name, metric, metric(out, y), out, y)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -100,29 +100,47 @@ def _begun(name: str, metric: Metric, out: Any, y: Tensor) -> _Measure | None:
         if out_of_memory(error):
             raise
         return None  # undefined on a part, such as an area under a curve of one class; if it is wrong, it fails again
-    return _Mean(name, metric, values, len(y)) if values.dim() else None
+    return _Mean(name, metric, values, out, y) if values.dim() else None
 
 
 class _Mean:
-    """The mean of a metric over the samples."""
+    """The mean of a metric over the samples; ignored targets weigh nothing."""
 
-    def __init__(self, name: str, fn: Function, first: Tensor, num: int) -> None:
+    def __init__(self, name: str, fn: Function, first: Tensor, out: Any, y: Tensor) -> None:
         self.name, self.fn = name, fn
-        self.total, self.num = num * self._mean(first, num), num
+        value, self.num = self._mean(first, out, y)
+        self.total = self.num * value
 
     def update(self, out: Any, y: Tensor) -> None:
-        self.total, self.num = self.total + len(y) * self._mean(self.fn(out, y), len(y)), self.num + len(y)
+        value, num = self._mean(self.fn(out, y), out, y)
+        self.total, self.num = self.total + num * value, self.num + num
 
     def value(self) -> float:
         return float(self.total / self.num)
 
-    def _mean(self, values: Tensor, num: int) -> Tensor:
-        if values.dim() and len(values) != num:
+    def _mean(self, values: Tensor, out: Any, y: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return the mean over a batch and its weight: the number of samples, less the share of ignored targets."""
+        if values.dim() and len(values) != len(y):
             raise ConfigError(
-                f"the metric {self.name!r} returned {len(values)} numbers for {num} samples; return one for each "
+                f"the metric {self.name!r} returned {len(values)} numbers for {len(y)} samples; return one for each "
                 "sample, or a single one"
             )
-        return torch.as_tensor(values).double().mean()
+        values = torch.as_tensor(values).double()
+        counted = _counted(values, out, y)
+        if counted is None or bool(counted.all()):
+            return values.mean(), len(y)
+        share = counted.double().mean()
+        value = values[counted].mean() if values.dim() else values
+        return torch.where(share > 0, value, 0.0), len(y) * share
+
+
+def _counted(values: Tensor, out: Any, y: Tensor) -> Tensor | None:
+    """Return which targets count in the values of a metric, or in the loss, which is a single one; None: all."""
+    if values.dim():  # a metric marks what it leaves out as NaN
+        alike = values.numel() == y.numel()
+        return ~(ignored(y).reshape(values.shape) & values.isnan()) if alike else None
+    has_classes = not isinstance(out, Tensor) or binary(out, y) is None  # or else -100 is a number like others
+    return ~ignored(y) if has_classes else None
 
 
 class _Fed:

@@ -4,7 +4,8 @@
                          [python]: then `cutlayer.train` made it of objects that have no names
     environment.json     versions, the machine, its GPU, and the engine that was used
     metrics.jsonl        one line a round; the same for the same seed, engine and machine
-    timing.jsonl         wall seconds of each round, separate because they differ between runs
+    timing.jsonl         wall seconds of each round, separate because they differ between runs, and the digest of the
+                         round's line in metrics.jsonl
     checkpoints/         the newest checkpoints
     ledger.json          bytes by kind, direction and client, and round trips, of the whole run
     model.safetensors    the trained model, as a state dict of the unsplit module; or, of a language model,
@@ -16,8 +17,8 @@ Files are replaced by a rename, so they are always complete; only the last line 
 crash.
 """
 
+import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -29,14 +30,8 @@ from cutlayer.errors import CheckpointError
 from cutlayer.runs import config
 from cutlayer.runs.checkpoint import Store, write_to_disk
 from cutlayer.runs.config import Run
+from cutlayer.runs.lock import lock, unlock
 from cutlayer.runs.stopping import Record
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-log = logging.getLogger("cutlayer")
 
 
 class Folder:
@@ -71,20 +66,27 @@ class Folder:
     def guarded(self) -> Iterator[Callable[[], None]]:
         """Yield a function that locks the folder, which must exist by then, until the end of the block or the process.
 
-        Two processes that train the same run would mix their rounds. Over NFS the lock only works on one machine.
+        Two processes that train the same run would mix their rounds.
         """
-        handles: list[int] = []
+        handle: int | None = None
 
         def hold() -> None:
-            if not handles and fcntl:
-                handles.append(_locked(self.path))
+            nonlocal handle
+            if handle is None:
+                who = "another process trains this run; wait until it ends, or choose another --out"
+                handle = lock(self.path, who)
 
         try:
             yield hold
         finally:
-            for handle in handles:
-                fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked in between may have the handle, too
-                os.close(handle)
+            if handle is not None:
+                unlock(handle)
+
+    def refuse_if_in_use(self) -> None:
+        """Refuse a folder in which another process trains."""
+        with self.guarded() as hold:
+            if self.path.exists():
+                hold()
 
     def run(self) -> Run:
         """Return the run of this folder, which a configuration must be able to name."""
@@ -102,8 +104,16 @@ class Folder:
         return known
 
     def history(self) -> list[Record]:
-        """Return the records of its rounds."""
-        return read_lines(self.metrics)
+        """Return the records of its rounds; refuse a line that does not match its digest, if there is one."""
+        records = read_lines(self.metrics)
+        digests = {line.get("round"): line["digest"] for line in self.times() if "digest" in line}
+        for number, record in enumerate(records, start=1):
+            if number in digests and digests[number] != digest(record):
+                raise CheckpointError(
+                    f"line {number} of {self.metrics} is not what its round wrote, by the digest in "
+                    f"{self.timing.name}; put the file back, or start over with --overwrite"
+                )
+        return records
 
     def times(self) -> list[Record]:
         """Return the wall seconds of its rounds."""
@@ -131,7 +141,7 @@ class Folder:
         return history
 
 
-GO_ON = "earlier rounds and checkpoints are still good. Make room there, then go on with --resume."
+GO_ON = "earlier rounds and checkpoints are still good. Make room there, then start the same command again."
 START_AGAIN = "nothing has been trained yet. Make room there or choose another --out, then start again."
 
 
@@ -168,7 +178,7 @@ def append_line(path: Path, record: Record) -> None:
 
 def read_lines(path: Path) -> list[Record]:
     """Return the records of a file, without a last line that a crash cut off."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     records = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
@@ -180,22 +190,9 @@ def read_lines(path: Path) -> list[Record]:
     return records
 
 
-def _locked(path: Path) -> int:
-    """Lock the folder, if its file system has locks, and return the handle that holds the lock."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; change its permissions") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise CheckpointError(
-            f"{path} is in use: another process trains this run; wait until it ends, or choose another --out"
-        ) from None
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): let no other process train there", path, error.strerror)
-    return handle
+def digest(record: Record) -> str:
+    """Return the digest of a record, by which a change of its line is noticed."""
+    return hashlib.blake2b(json.dumps(record).encode(), digest_size=8).hexdigest()
 
 
 def _line(record: Record) -> str:

@@ -5,6 +5,7 @@ the outputs and targets of the whole set: the mean of its values on parts of the
 with `reset`, `update` and `compute`, as torchmetrics makes them, is fed batch by batch.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cutlayer import registry
+from cutlayer.data.arrays import IGNORED
 from cutlayer.errors import ConfigError
 
 Function = Callable[[Any, Tensor], Any]  # (outputs, targets) -> a number a sample, or one number
@@ -37,33 +39,78 @@ class Movable(Protocol):
 
 
 Metric = Function | Accumulating
+MULTILABEL = {"f1": "MultilabelF1Score", "auc": "MultilabelAUROC"}  # what torchmetrics has for several labels
 Metrics = Mapping[str, Metric] | Sequence[str] | None
 
 
 def accuracy(out: Tensor, y: Tensor) -> Tensor:
-    """Top-1: whether each sample's largest output is its class; of binary scores, whether their signs are right."""
-    if out.shape in (y.shape, (*y.shape, 1)):
-        return ((out.reshape(y.shape) > 0) == (y > 0.5)).double().reshape(len(y), -1).mean(1)
-    return (out.argmax(1) == y).double()
+    """Top-1: whether each sample's largest output is its class; of binary scores, whether their signs are right.
+
+    It is NaN where the target is ignored, and `evaluate` leaves that out.
+    """
+    scores = binary(out, y)
+    hits = (out.argmax(1) == y if scores is None else (scores > 0) == (y > 0.5)).double()
+    hits = hits.masked_fill(ignored(y), math.nan)
+    return hits if scores is None else hits.reshape(len(y), -1).mean(1)
 
 
 def f1(out: Tensor, y: Tensor) -> Tensor:
     """Macro F1: the mean of the classes' F1 scores, over all classes that occur or were predicted."""
-    classes = max(out.shape[1], int(y.max()) + 1)
-    guesses, truth = (torch.nn.functional.one_hot(a.flatten(), classes).double() for a in (out.argmax(1), y))
-    both = guesses.sum(0) + truth.sum(0)
-    return (2 * (guesses * truth).sum(0) / both)[both > 0].mean()
+    scores = _one_label(out, y, "f1")
+    guess, truth = (out.argmax(1), y) if scores is None else ((scores > 0).long(), (y > 0.5).long())
+    known = ~ignored(y)
+    guess, truth = guess[known], truth[known]
+    classes = 1 + max(int(a.max()) if len(a) else 0 for a in (guess, truth))
+    guesses, truths = (torch.nn.functional.one_hot(a, classes).double() for a in (guess, truth))
+    both = guesses.sum(0) + truths.sum(0)
+    return (2 * (guesses * truths).sum(0) / both)[both > 0].mean()
 
 
 def auc(out: Tensor, y: Tensor) -> Tensor:
     """Area under the ROC curve: of two classes, or the mean over each class against the rest; ties count half."""
-    if out.dim() == 1 or out.shape[1] == 1:
-        return _area(out.flatten(), y.flatten() == 1)
-    scores, truth = out.double().softmax(1).movedim(1, -1).flatten(0, -2), y.flatten()
+    one, known = _one_label(out, y, "auc"), ~ignored(y)
+    if one is not None:
+        return _area(one[known], y[known] > 0.5)
+    scores, truth = out.double().softmax(1).movedim(1, -1)[known], y[known]
     if scores.shape[1] == 2:
         return _area(scores[:, 1], truth == 1)
     areas = torch.stack([_area(scores[:, k], truth == k) for k in range(scores.shape[1])])
     return areas[areas.isfinite()].mean()  # a class that nobody, or everybody, belongs to has no area
+
+
+def ignored(y: Tensor) -> Tensor:
+    """Return which targets are ignored; a real number never is."""
+    return torch.zeros_like(y, dtype=torch.bool) if y.is_floating_point() else y == IGNORED
+
+
+def binary(out: Any, y: Tensor) -> Tensor | None:
+    """Return one score for each target, in the shape of the targets; None if there is a score for each class."""
+    out = _tensor(out)
+    shapes = (y.shape, (*y.shape, 1), (len(y), 1, *y.shape[1:]))
+    return out.reshape(y.shape) if out.shape in shapes else None
+
+
+def _one_label(out: Any, y: Tensor, name: str) -> Tensor | None:
+    """Return binary scores, or None, as above; refuse several labels a sample."""
+    scores = binary(out, y)
+    if scores is not None and y.dim() == 2 and y.shape[1] > 1:
+        raise ConfigError(
+            f"{name} is for one class a sample, and the targets are {y.shape[1]} labels a sample; take accuracy, or "
+            f"give a metric of your own, such as metrics={{{name!r}: torchmetrics.classification.{MULTILABEL[name]}"
+            f"(num_labels={y.shape[1]})}}"
+        )
+    return scores
+
+
+def _tensor(out: Any) -> Tensor:
+    """Return the output of a model if it is one tensor; these metrics cannot know which of several counts."""
+    if not isinstance(out, Tensor):
+        first = repr(next(iter(out))) if isinstance(out, Mapping) else "0"
+        raise ConfigError(
+            f"the model's output is a {type(out).__name__}, and this metric reads one tensor; say which, such as "
+            f"metrics={{'accuracy': lambda out, y: cutlayer.accuracy(out[{first}], y)}}"
+        )
+    return out
 
 
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
@@ -98,7 +145,7 @@ def r2(out: Tensor, y: Tensor) -> Tensor:
 
 def _errors(out: Tensor, y: Tensor) -> Tensor:
     """Return outputs minus targets, in rows of samples; (n, 1) and (n,) are the same shape here."""
-    if out.numel() != y.numel():
+    if _tensor(out).numel() != y.numel():
         raise ConfigError(
             f"the outputs have the shape {tuple(out.shape)} and the targets {tuple(y.shape)}; a regression needs an "
             "output for each target"

@@ -4,23 +4,31 @@ A round is a function of the state before it. If an attempt fails, the runner re
 clients' memory, asks the backend to recover, and retries.
 """
 
+import logging
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from cutlayer.core import keys
 from cutlayer.core.batches import Batching, Walk
+from cutlayer.core.checks import check_most_weight
+from cutlayer.core.codec import Coder
+from cutlayer.core.crossing import Seam
 from cutlayer.core.engine import Engine
+from cutlayer.core.guard import Guard
+from cutlayer.core.kinds import Kind, Place
 from cutlayer.core.meter import Meter, Restorable, Timer
 from cutlayer.core.method import Method, needs_of
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
 from cutlayer.core.program import Program
-from cutlayer.core.servers import Bridge, Fed, Server
+from cutlayer.core.servers import Bridge, Fed, Keeper, Server
 from cutlayer.core.state import State
 from cutlayer.core.transport import Transport
 from cutlayer.core.values import settled
@@ -30,6 +38,8 @@ from cutlayer.meters.clock import Clock
 from cutlayer.meters.ledger import Ledger
 from cutlayer.pieces.sampler import Draw, Sampler, uniform
 from cutlayer.runs.checks import check_batch
+
+log = logging.getLogger("cutlayer")
 
 
 class Attempt(NamedTuple):
@@ -46,6 +56,7 @@ class Backend(Protocol):
 
     engine: Engine  # for the servers, and for clients in this process
     memory: Any  # Restorable: what clients keep between rounds, or what the servers know about it
+    coders: Mapping[Kind, Coder]  # of the kinds that have a codec
 
     @property
     def name(self) -> str:
@@ -95,10 +106,18 @@ class Rounds:
     precision: Precision = "fp32"
     meters: tuple[Meter, ...] = ()  # besides the ledger, which is put in front of them
     clock: Clock | None = None
+    guard: bool = True  # drop updates that are out of all proportion to the others
+    most_weight: float | None = None  # of a client in averages, in medians of the round's samples
 
     def __post_init__(self) -> None:
-        self.program, self.ledger = Program(self.method), Ledger()
+        check_most_weight(self.most_weight)
+        self.program, self.ledger = Program(self.method, self.coders), Ledger()
         self.meters = (self.ledger, *self.meters)
+        self.dropped: Mapping[int, str] = {}  # clients whose updates the guard dropped in the last round, and why
+
+    @property
+    def coders(self) -> Mapping[Kind, Coder]:
+        return self.backend.coders
 
     @property
     def engine_name(self) -> str:
@@ -140,23 +159,36 @@ class Rounds:
         if self.clock is not None:
             self.clock.begin()
         with self.backend.attempt(state.round, key, samples) as attempt, computing(self.precision):
+            guard = Guard() if self.guard else None
+            server = Server(attempt.server, self.meters, clock, attempt.bridge, guard)
+            fed = Fed(attempt.fed, self.meters, clock, attempt.bridge, guard)
+            servers: Mapping[Place, Keeper] = {"server": server, "fed": fed}
             world = World(
                 program=self.program,
                 transport=attempt.transport,
                 walk=partial(Walk, self.batching, index, key),
-                sizes={j: float(num) for j, num in samples.items()},
+                sizes=self._weights(samples),
                 key=key,
                 meters=self.meters,
                 clock=clock,
+                seam=Seam(self.coders, key, servers),
+                servers=servers,
+                guard=guard,
             )
-            server = Server(attempt.server, self.meters, clock, attempt.bridge)
-            fed = Fed(attempt.fed, self.meters, clock, attempt.bridge)
             after = self.method.round(state, Clients(world, tuple(samples)), server, fed)
             after = State(*attempt.fed.real(attempt.server.real(tuple(after))))
+        self.dropped = {} if guard is None else guard.dropped
+        for j, why in self.dropped.items():
+            log.warning("round %d: the update of client %s %s", after.round, self.backend.names().get(j, j), why)
         if self.clock is None:
             return after
         self.clock.end()
         return State(*settled(tuple(after)))
+
+    def _weights(self, samples: Mapping[int, int]) -> dict[int, float]:
+        """Return what each client weighs in averages by samples."""
+        most = math.inf if self.most_weight is None else self.most_weight * median(samples.values())
+        return {j: min(float(num), most) for j, num in samples.items()}
 
     def _sampled(self, round: int, key: int) -> dict[int, int]:
         """Return the clients that take part, with their sample counts."""

@@ -24,7 +24,7 @@ from cutlayer.models.adapters import export_pretrained
 from cutlayer.models.decoders import CausalLM
 from cutlayer.runs import build, config
 from cutlayer.runs.config import Run
-from cutlayer.runs.folder import START_AGAIN, Folder, append_line, write, writing
+from cutlayer.runs.folder import START_AGAIN, Folder, append_line, digest, write, writing
 from cutlayer.runs.stopping import Best, Record
 from cutlayer.runs.training import Training
 from cutlayer.version import __version__
@@ -107,7 +107,7 @@ def _round(training: Training, run: Run, folder: Folder) -> Record:
     record = training.round()
     seconds = round(time.perf_counter() - begin, 4)
     append_line(folder.metrics, record)
-    append_line(folder.timing, {"round": record["round"], "seconds": seconds})
+    append_line(folder.timing, {"round": record["round"], "seconds": seconds, "digest": digest(record)})
     if training.best is not None and training.best.round == record["round"]:
         _write_best(training, folder)
     if record["round"] % run.checkpoint_every == 0 or training.ended:

@@ -7,7 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
+from cutlayer.core.codec import Coder
 from cutlayer.core.engine import Engine
+from cutlayer.core.kinds import Kind
 from cutlayer.core.memory import Memory
 from cutlayer.core.method import Method
 from cutlayer.core.precision import Precision, computing
@@ -20,8 +22,10 @@ from cutlayer.engines.local import Local
 from cutlayer.engines.out_of_memory import release
 from cutlayer.errors import ConfigError, PartitionError
 from cutlayer.meters.clock import Clock
+from cutlayer.pieces.sampler import Available
 from cutlayer.planning.devices import Devices
-from cutlayer.runs.checks import RunPlan, able, check_run
+from cutlayer.runs.checks import RunPlan, able, check_labels, check_run
+from cutlayer.runs.codecs import Codecs, coders
 from cutlayer.runs.rounds import Attempt, Backend, Rounds
 
 log = logging.getLogger("cutlayer")
@@ -41,6 +45,7 @@ class Simulation(Rounds):
     engine: str | Engine = "auto"
     server_engine: str | Engine = "auto"
     chunk: int | None = None
+    codecs: Codecs = field(default_factory=dict)
     devices: Devices | None = None
     augment: Augmentation | None = None
     name: str = ""  # of the method in warnings; by default that of its class
@@ -49,6 +54,8 @@ class Simulation(Rounds):
         check_type("data", self.data, Arrays, HOW_ARRAYS)
         check_type("partition", self.partition, Partition, HOW_PARTITION)
         check_partition(self.partition, len(self.data))
+        if isinstance(self.sampler, Available):
+            self.sampler.check(len(self.partition))
         indices = self.partition.clients
         plan = RunPlan(
             method=self.method,
@@ -63,6 +70,7 @@ class Simulation(Rounds):
             name=self.name,
         )
         check_run(plan)
+        check_labels(self.method.model, self.data)
         ids = able(plan)
         self.per_round = self.per_round or len(ids)
         place = ENGINES.get(self.engine) if isinstance(self.engine, str) else None
@@ -70,7 +78,16 @@ class Simulation(Rounds):
         setting = EngineSetting(
             split=self.method.model, like=plan.like, batch=self.batching.size, clients=self.per_round, chunk=self.chunk
         )
-        self.job = Job(self.method, self.data, self.partition, ids, self.batching, self.augment, self.precision)
+        self.job = Job(
+            method=self.method,
+            data=self.data,
+            partition=self.partition,
+            ids=ids,
+            batching=self.batching,
+            augment=self.augment,
+            precision=self.precision,
+            coders=coders(self.codecs, self.method.model, plan.like.x),
+        )
         with computing(self.precision):
             if isinstance(place, Elsewhere):
                 self.backend = place()(self.job, chosen_for_servers(self.server_engine, setting))
@@ -90,7 +107,7 @@ class Simulation(Rounds):
         return Clock(self.devices)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
     """What the clients compute, and on which samples."""
 
@@ -101,6 +118,7 @@ class Job:
     batching: Batching
     augment: Augmentation | None
     precision: Precision
+    coders: Mapping[Kind, Coder]
 
     def names(self) -> dict[int, str]:
         return {j: self.partition.names[j] for j in self.ids}
@@ -119,7 +137,7 @@ class LocalBackend:
     bridge = Bridge
 
     def __init__(self, job: Job, engine: Engine) -> None:
-        self.job, self.engine, self.memory = job, engine, Memory()
+        self.job, self.engine, self.memory, self.coders = job, engine, Memory(), job.coders
         self.names, self.samples_of, self.num_classes = job.names, job.samples_of, job.data.num_classes
         self.resolved = {"engine": engine.name}
         self._retries = False

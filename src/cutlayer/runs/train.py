@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -18,13 +18,15 @@ from cutlayer.core.precision import Precision
 from cutlayer.core.state import State
 from cutlayer.core.transport import Augmentation
 from cutlayer.data.arrays import Arrays
+from cutlayer.data.datasets import Items
 from cutlayer.data.hold_out import hold_out as divide
 from cutlayer.data.partition import Partition
 from cutlayer.errors import CheckpointError, DivergedError
 from cutlayer.pieces.sampler import Sampler, uniform
 from cutlayer.planning.devices import Devices
-from cutlayer.runs.arguments import check
-from cutlayer.runs.described import described, inputs_of
+from cutlayer.runs.arguments import check, with_arrays
+from cutlayer.runs.codecs import Codecs
+from cutlayer.runs.described import described, inputs_of, name_of
 from cutlayer.runs.federated import ClientTests
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.metrics import Goal, Metrics
@@ -61,12 +63,12 @@ class Result:
 
 def train(
     method: Method,
-    data: Arrays,
+    data: Arrays | Items,
     partition: Partition,
     *,
     rounds: int,
-    test: Arrays | None = None,
-    validation: Arrays | None = None,
+    test: Arrays | Items | None = None,
+    validation: Arrays | Items | None = None,
     test_partition: Partition | None = None,
     hold_out: float = 0.0,
     batching: Batching = Batching(),
@@ -76,6 +78,9 @@ def train(
     chunk: int | None = None,
     seed: int = 0,
     precision: Precision = "fp32",
+    codecs: Codecs = MappingProxyType({}),
+    guard: bool = True,
+    most_weight: float | None = None,
     meters: Sequence[Meter] = (),
     devices: Devices | None = None,
     augment: Augmentation | None = None,
@@ -106,7 +111,7 @@ def train(
     Args:
         method: what to train and how; see `cutlayer.methods`. The model's type (float32, or float64 after
             `model.double()`) and device must be those of the data.
-        data: the clients' samples; see `from_arrays` and `from_dataset`.
+        data: the clients' samples; see `from_arrays`. A data set or a list of items goes through `from_dataset`.
         partition: which client holds which samples; see `iid`, `dirichlet`, `shards` and `natural`.
         rounds: how many rounds to train.
         test: samples to evaluate the global model on.
@@ -124,6 +129,11 @@ def train(
         seed: of everything random: clients, batches, dropout. The initial weights are those of the model.
         precision: what layers compute in: "fp32", "tf32" (rounded products on a GPU) or "bf16" (bfloat16, by autocast);
             everything that is stored or sent stays float32. See `cutlayer.core.precision`.
+        codecs: how values are encoded before they cross, by kind, such as {"activations": "int8", "gradients":
+            codecs.topk(share=0.1)}; see `cutlayer.codecs`.
+        guard: leave updates out of averages that are not finite, or whose norm is above 100 times the median of the
+            round; a warning names the clients.
+        most_weight: the most that a client weighs in averages by samples, times the round's median number of samples.
         meters: observe every crossing, besides the ledger; see `cutlayer.core.meter.Meter`.
         devices: how fast each client is; with them every record has the simulated time. See `Devices`.
         augment: random changes of the training samples, an `Augment` or a `SampleTransform`; none by default.
@@ -153,8 +163,10 @@ def train(
         The state dict, the method's state, and the history: for each round a record with
 
         - `round`, from 1 on; `loss`, the mean of the round's batch losses; `stopped`, clients whose gradients were not
-          finite and whose parts did not change from then on;
-        - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`;
+          finite and whose parts did not change from then on; `guarded`, clients whose updates the guard dropped, if
+          there are any;
+        - `samples`, processed so far, and `bytes`, crossed so far by direction and kind, such as `up_activations`; with
+          codecs, `bytes_before_codecs` of the kinds that have one;
         - with devices, `simulated_seconds` until the end of the round and `client_flops` of all clients so far; of the
           round itself `training_seconds`, `aggregation_seconds` (transfers of models, if they take time) and the
           `straggler`, whose own work and transfers took the longest;
@@ -169,13 +181,14 @@ def train(
     """
     given = dict(locals())
     check(given)
+    given = with_arrays(given)
     limits = Limits.of(SimpleNamespace(**given))
     trained_on, client_tests = _client_tests(given)
 
     def made(engine: str | Engine, inputs: Mapping[str, str]) -> Training:
         runner = Simulation(
             method,
-            data,
+            given["data"],
             trained_on,
             batching=batching,
             per_round=per_round,
@@ -184,14 +197,18 @@ def train(
             chunk=chunk,
             seed=seed,
             precision=precision,
+            codecs=codecs,
+            guard=guard,
+            most_weight=most_weight,
             meters=tuple(meters),
             devices=devices,
             augment=augment,
         )
         return Training(
             runner=runner,
-            test=test,
-            validation=validation,
+            name="" if out is None else f"{name or name_of(Path(out))}, seed {seed}",
+            test=given["test"],
+            validation=given["validation"],
             client_tests=client_tests,
             metrics=metrics,
             eval_every=eval_every,

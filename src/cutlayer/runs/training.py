@@ -16,6 +16,8 @@ from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import ConfigError, DataError
 from cutlayer.meters.clock import Clock
+from cutlayer.runs.checks import check_labels
+from cutlayer.runs.codecs import idle
 from cutlayer.runs.evaluation import evaluate, finite_or_none
 from cutlayer.runs.federated import TestsOfClients, summary
 from cutlayer.runs.metrics import GOALS, Metrics, by_name
@@ -35,6 +37,7 @@ class Training:
     """A training in progress: the state, the history, and the evaluation after each round."""
 
     runner: Rounds
+    name: str = ""  # of the run in warnings, if it has one
     test: Arrays | None = None
     validation: Arrays | None = None
     client_tests: TestsOfClients | None = None  # test sets that the clients hold themselves
@@ -60,6 +63,7 @@ class Training:
                 )
             if not len(data):
                 raise DataError(f"the {name} set has no samples; give at least one, or leave it out")
+            check_labels(self.runner.method.model, data)
         self._measures = by_name(self.metrics, classes)
         if self.client_tests is not None:
             self.client_tests.check(self.runner.backend.names())
@@ -74,11 +78,14 @@ class Training:
         record = self._record()
         self.history.append(record)
         self._keep_best(record)
+        for codec in idle(self.runner.coders, record["bytes"]) if record["round"] == 1 else ():
+            log.warning("%s", codec)
         if record["stopped"] and not self._warned:
             self._warned = True
             log.warning(
-                "round %d: %d client%s had gradients that were not finite, and changed nothing from there on; lower "
+                "%sround %d: %d client%s had gradients that were not finite, and changed nothing from there on; lower "
                 "the learning rate or clip the gradients. `stopped` counts such clients in each round",
+                f"{self.name}, " if self.name else "",
                 record["round"],
                 record["stopped"],
                 "" if record["stopped"] == 1 else "s",
@@ -146,6 +153,10 @@ class Training:
             "samples": ledger.samples,
             "bytes": dict(ledger.totals),
         }
+        if self.runner.dropped:
+            record["guarded"] = len(self.runner.dropped)
+        if ledger.before:
+            record["bytes_before_codecs"] = dict(ledger.before)
         if self.runner.clock is not None:
             record |= self._timed(self.runner.clock)
         for meter in self.runner.meters:

@@ -11,16 +11,19 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from cutlayer.core import keys
 from cutlayer.core.masks import Masks
+from cutlayer.split.generators import States, kept
+from cutlayer.split.generators import seed as seed_others
 
 Begin = Callable[[int], None]  # to call before each unit, with its number
-_GENERATORS = Lock()  # torch's generators are global: one seeded call at a time
+_GENERATORS = Lock()  # the generators are global: one seeded call at a time
 
 
 @contextmanager
 def drawing(key: Tensor | None, generators: bool) -> Iterator[Begin]:
-    """Inside, draw random numbers from the key, also those of torch's generators if asked; without a key, do nothing.
+    """Inside, draw random numbers from the key, also those of shared generators if asked; without a key, do nothing.
 
-    Numbers that are drawn from torch's generators need the key itself, so neither vmap nor a recording can draw them.
+    Numbers from the generators of torch, Python or numpy need the key itself, so neither vmap nor a recording can draw
+    them.
     """
     if key is None:
         yield _nothing
@@ -41,31 +44,32 @@ def _nothing(unit: int) -> None:
 
 @contextmanager
 def _seeding(key: int, device: torch.device) -> Iterator[Begin]:
-    """Yield a function that seeds torch's generators for a unit; restore the generators afterwards."""
+    """Yield a function that seeds the shared generators for a unit; restore the generators afterwards."""
 
     def seed(unit: int) -> None:
         own = keys.fold(key, unit)
         torch.default_generator.manual_seed(own)
+        seed_others(own)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(own)
 
-    with _GENERATORS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with _GENERATORS, kept([device.index or 0] if device.type == "cuda" else []):
         yield seed
 
 
-def first_draw(run: Callable[[], Any], states: Callable[[], list[Tensor]]) -> str | None:
-    """Return the first function that changes the states of torch's generators while this runs; None if they stay."""
+def first_draw(run: Callable[[], Any], states: Callable[[], States]) -> str | None:
+    """Return the first function that changes the states of generators while this runs; None if they stay."""
     before = states()
     with _Watching(states) as watching:
         run()
-    return watching.found or (None if _equal(before, states()) else "code that torch cannot look into")
+    return watching.found or (None if before == states() else "code that torch cannot look into")
 
 
 class _Watching(TorchFunctionMode):
-    """Notes the first function that changes the states of torch's generators."""
+    """Notes the first function of torch that changes the states of generators."""
 
-    def __init__(self, states: Callable[[], list[Tensor]]) -> None:
+    def __init__(self, states: Callable[[], States]) -> None:
         super().__init__()
         self._states = states
         self.found: str | None = None
@@ -73,10 +77,6 @@ class _Watching(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._states()
         made = func(*args, **(kwargs or {}))
-        if self.found is None and not _equal(before, self._states()):
+        if self.found is None and before != self._states():
             self.found = str(resolve_name(func) or func)
         return made
-
-
-def _equal(before: list[Tensor], after: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from cutlayer.errors import CutError
+from cutlayer.split.inputs import alone, named, reads_dict
 from cutlayer.split.untrained import received, sent, untrained
 
 MOST_CROSSING = 8  # tensors at a cut that nobody asked for by name
@@ -286,11 +287,15 @@ def _graph_of(
     x = graph.placeholder("x")
     known: dict[fx.Node, fx.Node] = {}
     given = traced.inputs if is_first else start
-    if traced.by_name if is_first else len(start) > 1:
-        names = {node: str(node.target) for node in given} if is_first else names_of(given)
-        known |= {node: graph.call_function(operator.getitem, (x, name)) for node, name in names.items()}
-        if not is_first:
-            known |= {node: graph.call_function(received, (known[node],)) for node in given if node in masks}
+    if is_first:
+        names = tuple(str(node.target) for node in given)
+        if traced.by_name:
+            known = {n: graph.call_function(named, (x, name, names)) for n, name in zip(given, names, strict=True)}
+        else:
+            known[given[0]] = x if reads_dict(given[0]) else graph.call_function(alone, (x, names))
+    elif len(start) > 1:
+        known = {node: graph.call_function(operator.getitem, (x, name)) for node, name in names_of(given).items()}
+        known |= {node: graph.call_function(received, (known[node],)) for node in given if node in masks}
     else:
         known[given[0]] = x
     first_tensor = known[given[0]]

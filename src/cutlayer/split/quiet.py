@@ -24,7 +24,11 @@ _DRAWS = frozenset({
 
 
 class Quiet(TorchFunctionMode):
-    """Makes dropout the identity, and every other random number that torch draws the same one."""
+    """Makes dropout the identity, and every other random number that torch draws the same one, from 0 to 1."""
+
+    def __init__(self, number: float = 0.5) -> None:
+        super().__init__()
+        self._number = number
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,7 +46,7 @@ class Quiet(TorchFunctionMode):
         if name in _RECURRENT:
             return func(*(0.0 if isinstance(a, float) else a for a in args), **kwargs)
         out = func(*args, **kwargs)
-        return out.detach().fill_(0.5) if name in _DRAWS and isinstance(out, Tensor) else out
+        return out.detach().fill_(self._number) if name in _DRAWS and isinstance(out, Tensor) else out
 
 
 def _without_dropout(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,14 +14,9 @@ from cutlayer.core.state import Model
 from cutlayer.errors import ConfigError
 
 
-def generators(cuda_devices: list[int]) -> list[Tensor]:
-    """Return the states of torch's global generators."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
-
-
 def first_loss(loss: Callable[..., Tensor], out: Any, y: Tensor, num_classes: int | None) -> Any:
     """Return the loss of the outputs; refuse what would fail later, or train something else."""
-    if _is_cross_entropy(loss) and isinstance(out, Tensor):
+    if is_cross_entropy(loss) and isinstance(out, Tensor):
         _check_classes(out, y, num_classes)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Using a target size")  # torch's word for broadcasting (n, 1) and (n,)
@@ -35,7 +29,8 @@ def first_loss(loss: Callable[..., Tensor], out: Any, y: Tensor, num_classes: in
             ) from warning
 
 
-def _is_cross_entropy(loss: Callable[..., Tensor]) -> bool:
+def is_cross_entropy(loss: Callable[..., Tensor]) -> bool:
+    """Return whether a loss is torch's cross entropy, also with options."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
@@ -72,10 +67,14 @@ def misfit(error: Exception, x: Any, model: Model) -> str:
             f"the model is on {_listed(home)} and the data are on {_listed(places)}; "
             "move one of them, with data.to(...) or model.to(...)"
         )
+    if isinstance(error, KeyError) and isinstance(x, Mapping):
+        return f"the model reads {error}, and the data have {', '.join(x)}; choose with inputs= of from_dataset"
     shapes = tree.map(lambda a: tuple(a.shape[1:]), x)
+    named = next(iter(x)) if isinstance(error, TypeError) and isinstance(x, Mapping) and len(x) == 1 else None
     return (
         f"the model does not fit the data: {reason(error).rstrip('.')}; "
         f"check the model's options against inputs of shape {shapes}"
+        + ("" if named is None else f"; the model's input may have no name: choose it with inputs={named!r}")
     )
 
 

@@ -12,16 +12,21 @@ from torch import Tensor, nn
 
 from cutlayer.core import tree
 from cutlayer.core.calculus import by_name
+from cutlayer.core.checks import check_type
 from cutlayer.core.masks import Key
 from cutlayer.core.state import Model, Tensors
+from cutlayer.data.datasets import inputs_of
 from cutlayer.errors import ConfigError, CutError
 from cutlayer.split.cuts import cut_number, head_number, place_of, refuse_shared, shared
 from cutlayer.split.drawing import first_draw
+from cutlayer.split.generators import States, kept, states
 from cutlayer.split.graphs import Unit
+from cutlayer.split.inputs import without_name
 from cutlayer.split.proof import compare
-from cutlayer.split.rehearsal import first_loss, generators, misfit
+from cutlayer.split.rehearsal import first_loss, misfit
 from cutlayer.split.segment import Body, Segment, Values
-from cutlayer.split.units import preloaded, shell, skeleton, units_of, untied
+from cutlayer.split.traits import warn_of_eval_mode
+from cutlayer.split.units import in_training, preloaded, shell, skeleton, units_of, untied
 
 
 class Split:
@@ -30,8 +35,9 @@ class Split:
     With a `head`, the units from there on run at the client again (the U-shape). A cut is the number of units below it
     or the name of the last of them; a head is the number or the name of its first unit. Either may be the path of a
     module: a cut after its end, a head from its beginning. The given module is never changed: training uses pure
-    functions of values, by their names in its state dict. A sub-module that was put in eval mode before the split (such
-    as a frozen normalisation layer) stays in eval mode during training.
+    functions of values, by their names in its state dict. During training each sub-module has the mode that the model's
+    own `train()` gives it; one that was put in eval mode before the split (such as a frozen normalisation layer) stays
+    in eval mode.
 
     Args:
         model: its units are the children of an `nn.Sequential`, what its `units()` method lists, or what its traced
@@ -39,7 +45,8 @@ class Split:
         cut: where the client's part ends.
         head: where the client's part begins again.
         loss: the mean loss of a batch, of (outputs, targets).
-        sample: a batch of inputs like those of the data; with it torch.export traces models that torch.fx cannot.
+        sample: a batch of inputs like those of the data, or samples themselves (an Arrays, a data set, a list of
+            items); with it torch.export traces models that torch.fx cannot.
         untie: train separate copies of parameters that have several names. Tied ones cannot be on both sides of a cut.
     """
 
@@ -55,17 +62,19 @@ class Split:
     ) -> None:
         self.model = untied(model) if untie else model
         self.loss = loss
-        self.sample = tree.map(lambda a: a[:3], _as_tensors(sample))  # a split may travel to other processes
+        self.sample = tree.map(lambda a: a[:3], _as_tensors(inputs_of(sample)))  # a split may travel to other processes
         self._build(())
         place = place_of(cut, self.model, self._body.units)
         if place is not None:
             self._build((place,))
         self._place(cut, head)
+        if not model.training and not callable(getattr(model, "preloaded", None)):  # those are in eval mode on purpose
+            warn_of_eval_mode(type(model).__name__, skeleton(model))
 
     def _build(self, places: tuple[str, ...]) -> None:
         """Find the units, of which one ends after each of these modules."""
         self._places = places
-        self._body = self._bare(shell(self.model))
+        self._body = self._bare(in_training(self.model))
         self.units = tuple(unit.name for unit in self._body.units)
         self.num_units = len(self.units)
         evaluated = self._bare(shell(self.model).eval())
@@ -179,22 +188,21 @@ class Split:
     def rehearse(self, x: Any, y: Tensor, num_classes: int | None = None) -> None:
         """Run a few samples through the initial model in training mode, to find mistakes before training.
 
-        The module and torch's generators do not change. If the model turns out to draw random numbers although none of
-        its modules is known to, they are drawn from the key from now on.
+        The module and the shared generators do not change. If the model turns out to draw random numbers although none
+        of its modules is known to, they are drawn from the key from now on.
         """
         client, server = self.initial()
         model = client.joined(server)
         devices = sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
-        with torch.random.fork_rng(devices=devices):
-            before = generators(devices)
+        with kept(devices):
+            before = states(devices)
             try:
                 out, buffers = self.whole(model, x, key=0)
                 loss = first_loss(self.loss, out, y, num_classes)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except (RuntimeError, ValueError, LookupError, TypeError) as error:
                 raise ConfigError(misfit(error, x, model)) from error
-            drew = any(not torch.equal(a, b) for a, b in zip(before, generators(devices), strict=True))
-            if drew:
-                self._find_hidden_draws(lambda: self.whole(model, x, key=0), lambda: generators(devices))
+            if before != states(devices):
+                self._find_hidden_draws(lambda: self.whole(model, x, key=0), lambda: states(devices))
         if not isinstance(loss, Tensor) or loss.dim():
             found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
@@ -210,6 +218,7 @@ class Split:
             return
         client, server = self.initial()
         cuts = [cut for cut in (self.cut, self.head) if cut is not None]
+        x = without_name(x, self._body.units[0].module)
         compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y))
 
     @torch.no_grad()
@@ -226,6 +235,15 @@ class Split:
             for name, a in by_name(z).items()
         ]
         return tuple(name for name, a, more in pairs if not a.dim() or len(more) != 2 * len(a))
+
+    @torch.enable_grad()
+    def masks(self, x: Any) -> frozenset[str]:
+        """Return the names of the tensors that cross a cut beside others but have no gradient, at any of the cuts."""
+        client, server = (m._replace(params=tree.map(_differentiable, m.params)) for m in self.initial())
+        z = self.lower(client, x, 0)[0]
+        named = by_name(z) | (by_name(self.upper(server, tree.detach(z), 0)[0]) if self.u_shaped else {})
+        kept = {name for name, a in named.items() if not a.requires_grad}
+        return frozenset(kept) if len(kept) < len(named) else frozenset()
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
         """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.
@@ -249,8 +267,8 @@ class Split:
         segments = self._lower, self._upper, self._top
         return next((s.draws_otherwise for s in segments if s.draws_otherwise is not None), None)
 
-    def _find_hidden_draws(self, run: Callable[[], Any], states: Callable[[], list[Tensor]]) -> None:
-        """Find out how a model draws that was seen to: by key if that stops torch's generators, or otherwise."""
+    def _find_hidden_draws(self, run: Callable[[], Any], states: Callable[[], States]) -> None:
+        """Find out how a model draws that was seen to: by key if that leaves the generators alone, or otherwise."""
         self._mark_hidden_draws(by_key=True, otherwise=None)
         if self.random is None:
             self._mark_hidden_draws(by_key=True, otherwise=first_draw(run, states))
@@ -273,10 +291,14 @@ class Split:
         return {key: v.detach() if isinstance(v, Tensor) else v for key, v in exported.items()}
 
 
-def _as_tensors(sample: Any) -> Any:
+def _as_tensors(sample: Any, name: str = "sample") -> Any:
     if isinstance(sample, Mapping):
-        return {name: _as_tensors(value) for name, value in sample.items()}
-    return torch.from_numpy(sample) if isinstance(sample, np.ndarray) else sample
+        return {key: _as_tensors(value, f"{name}[{key!r}]") for key, value in sample.items()}
+    if isinstance(sample, np.ndarray):
+        return torch.from_numpy(sample)
+    if sample is not None:
+        check_type(name, sample, Tensor, "a dict of them by name, an Arrays, or a data set or list of items")
+    return sample
 
 
 def _rebuilt(
@@ -294,6 +316,10 @@ def _rebuilt(
     split._place(cut, head)
     split._mark_hidden_draws(*hidden_draws)
     return split
+
+
+def _differentiable(a: Tensor) -> Tensor:
+    return a.detach().requires_grad_(a.is_floating_point())
 
 
 def _held(segment: Segment) -> tuple[str, ...]:

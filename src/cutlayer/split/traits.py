@@ -1,6 +1,7 @@
 """Side effects of modules: random numbers, batch statistics, and writing into the input."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Set
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from cutlayer.core import masks
-from cutlayer.core.torch_private import BatchNorm, Dropout, children
+from cutlayer.core.torch_private import BatchNorm, Dropout, NormBase, children
 from cutlayer.split.calling import function_name
+
+log = logging.getLogger("cutlayer")
 
 BY_KEY = masks.NAMES
 ATTENTION = "scaled_dot_product_attention"
@@ -44,6 +47,18 @@ def normalises(module: nn.Module) -> bool:
 def writes(module: nn.Module) -> bool:
     """Return whether a module may change its input in place."""
     return any(getattr(m, "inplace", False) is True or _graph_writes(m) for m in module.modules())
+
+
+def warn_of_eval_mode(kind: str, structure: nn.Module) -> None:
+    """Warn that a model trains in eval mode, if training mode would be something else; changes the structure's mode."""
+    structure.train()
+    moves = any(isinstance(m, NormBase) and m.training and m.track_running_stats for m in structure.modules())
+    if moves or normalises(structure) or draws_by_key(structure) or draws_otherwise(structure):
+        log.warning(
+            "%s is in eval mode: while it trains, its dropout and BatchNorm stay as in evaluation; call model.train() "
+            "before Split if that is not meant",
+            kind,
+        )
 
 
 def _drops(module: nn.Module) -> bool:

@@ -15,7 +15,8 @@ from torch.nn.parameter import is_lazy
 from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
 from cutlayer.split.exported import exported
-from cutlayer.split.graphs import Unit, units_from
+from cutlayer.split.generators import DrawnError, without_draws
+from cutlayer.split.graphs import Traced, Unit, units_from
 from cutlayer.split.padding import keep_padding
 from cutlayer.split.tracing import traced
 
@@ -67,11 +68,12 @@ def _from_graph(
 ) -> tuple[Unit, ...]:
     """Return the units by torch.fx; or else, given a sample, by torch.export."""
     try:
-        graph = traced(model, tuple(sample) if isinstance(sample, dict) else None, places)
+        inputs = tuple(sample) if isinstance(sample, dict) else None
+        graph = without_draws(model, lambda: traced(model, inputs, places))
         return units_from(graph, home, places, pieces)
     except Exception as error:  # a forward may do anything with a traced value
         if sample is not None:
-            return units_from(exported(model, sample), home, places, pieces)
+            return units_from(_exported(model, sample, error), home, places, pieces)
         if isinstance(error, CutError):
             raise
         raise CutError(
@@ -79,6 +81,16 @@ def _from_graph(
             f"{error}). Give a batch of inputs, Split(..., sample=x), with which torch.export can trace more; or write "
             "it as nn.Sequential, or give it a units() method."
         ) from error
+
+
+def _exported(model: nn.Module, sample: Any, first: Exception) -> Traced:
+    """Return the graph by torch.export, which records what torch draws; if it fails, too, say what torch.fx drew."""
+    try:
+        return without_draws(model, lambda: exported(model, sample))
+    except CutError as error:
+        if isinstance(first, DrawnError):
+            raise first from error
+        raise
 
 
 def preloaded(model: nn.Module) -> frozenset[str]:
@@ -116,6 +128,21 @@ def shell(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """Return a copy of a model that shares its tensors: its mode can change while the given module does not."""
     shared: list[Tensor] = [*model.parameters(), *([] if own_buffers else model.buffers())]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+def in_training(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """Return a shell of a model in the modes in which it trains: what its own `train()` leaves in eval mode is so, too.
+
+    What is in eval mode now stays in it.
+    """
+    own = shell(model, own_buffers=own_buffers)
+    if any(type(m).train is not nn.Module.train for m in own.modules()):
+        trained = skeleton(model)  # a train() of somebody's own may write into parameters, which a shell shares
+        trained.train()
+        modes = {path: m.training for path, m in trained.named_modules()}
+        for path, module in own.named_modules():
+            module.training = module.training and modes.get(path, True)
+    return own
 
 
 def untied(model: nn.Module) -> nn.Module:

@@ -1,16 +1,21 @@
 """The costs and the accuracy of each cut: a study of runs that differ in their cut."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from math import isclose
 from statistics import fmean
 from typing import Any
 
+from cutlayer.core.text import percent
 from cutlayer.planning.devices import PASSES
 from cutlayer.planning.profile import Profile
 from cutlayer.results.measures import ACCURACY
+from cutlayer.results.names import codec_of, codecs_of
 from cutlayer.results.report import Comparison
 from cutlayer.results.trials import Group, Spread
 from cutlayer.runs.config import Run
+
+NEAR = 2.0  # points of accuracy below the best
 
 
 @dataclass(frozen=True, order=True)
@@ -26,7 +31,10 @@ class CutLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CutRow:
-    """One cut. Costs are for one client; they hardly depend on the partition, so they are means over partitions."""
+    """One cut, with one codec where several are tried.
+
+    Costs are for one client; they hardly depend on the partition, so they are means over partitions.
+    """
 
     cut: int  # units at the client
     unit: str  # the last of them
@@ -35,6 +43,7 @@ class CutRow:
     flops: int  # forward and backward, for one sample, as the clock counts them
     params: int
     seconds: dict[str, float]  # simulated, of a round, by method
+    codec: str = ""  # of activations and gradients, if several are tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,11 @@ class CutStudy:
         return tuple(dict.fromkeys(line.method for line in self.lines))
 
     @property
+    def codecs(self) -> tuple[str, ...]:
+        """The codecs, if several are tried."""
+        return tuple(dict.fromkeys(row.codec for row in self.rows if row.codec))
+
+    @property
     def same_traffic(self) -> bool:
         """Whether all methods send the same amount at every cut."""
         return all(isclose(min(row.bytes.values()), max(row.bytes.values())) for row in self.rows)
@@ -59,6 +73,8 @@ class CutStudy:
 
     def _conclusion(self, line: CutLine) -> str:
         known = [(100 * row.accuracy[line].mean, row) for row in self.rows if line in row.accuracy]
+        if self.codecs:
+            return _thrifty(line, known)
         accuracies = [accuracy for accuracy, _ in known]
         best = known[accuracies.index(max(accuracies))][1]
         if len(known) == 1:
@@ -77,6 +93,7 @@ class CutStudy:
                 {
                     "cut": row.cut,
                     "unit": row.unit,
+                    **({"codec": row.codec} if row.codec else {}),
                     "best_accuracy": [
                         {"partition": line.partition, "method": line.method, **asdict(spread)}
                         for line, spread in row.accuracy.items()
@@ -95,14 +112,18 @@ class CutStudy:
 def summary(comparison: Comparison, costs: Profile) -> CutStudy:
     """Arrange the runs of a comparison by their cut; a panel is a partition."""
     units = [row.name for row in costs.rows]
-    found: dict[int, list[tuple[CutLine, Group]]] = {}
+    found: dict[tuple[int, str], list[tuple[CutLine, Group]]] = {}
     for panel in comparison.panels:
         for group in panel.groups:
             line = CutLine(panel.name.rpartition("/")[2], group.run.method.name)
-            found.setdefault(_number(group.run, units), []).append((line, group))
+            found.setdefault((_number(group.run, units), _codec(group.run)), []).append((line, group))
     lines = dict.fromkeys(line for pairs in found.values() for line, _ in pairs)
-    rows = tuple(_row(cut, units, found[cut], costs) for cut in sorted(found))
-    return CutStudy(rows=rows, lines=tuple(lines))
+    several = len({codec for _, codec in found}) > 1
+    rows = [
+        replace(_row(key[0], units, found[key], costs), codec=key[1] if several else "")
+        for key in sorted(found, key=lambda key: key[0])
+    ]
+    return CutStudy(rows=tuple(rows), lines=tuple(lines))
 
 
 def _row(cut: int, units: list[str], pairs: list[tuple[CutLine, Group]], costs: Profile) -> CutRow:
@@ -122,6 +143,25 @@ def _row(cut: int, units: list[str], pairs: list[tuple[CutLine, Group]], costs: 
         params=sum(unit.params for unit in own),
         seconds={method: fmean(some) for method, some in seconds.items()},
     )
+
+
+def _thrifty(line: CutLine, known: Sequence[tuple[float, CutRow]]) -> str:
+    """Say which cut and codec are best, and which others that are almost as good send least."""
+    most, best = max(known, key=lambda pair: pair[0])
+    near = [row for accuracy, row in known if accuracy >= most - NEAR]
+    least = min(near, key=lambda row: row.bytes[line.method])
+    told = f"{line}: best with {best.codec} at {best.cut} ({best.unit}), {most:.1f} %; "
+    if least is best:
+        return f"{told}nothing within {NEAR:g} points sends less"
+    share = percent(least.bytes[line.method] / best.bytes[line.method])
+    return f"{told}within {NEAR:g} points, {least.codec} at {least.cut} ({least.unit}) sends least, {share} as much"
+
+
+def _codec(run: Run) -> str:
+    """Return the codec of what crosses the cut."""
+    codecs = {kind: run.codecs.get(kind, "none") for kind in ("activations", "gradients")}
+    names = {codec_of(codec) for codec in codecs.values()}
+    return names.pop() if len(names) == 1 else codecs_of(codecs)
 
 
 def _bytes_per_round(group: Group) -> float:

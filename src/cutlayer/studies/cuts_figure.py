@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cutlayer.results.figures.looks import looks
 from cutlayer.results.figures.style import PAGE, legend, written
+from cutlayer.studies import codecs_figure
 from cutlayer.studies.cuts import CutStudy
 
 if TYPE_CHECKING:
@@ -18,9 +19,12 @@ GREY = {"color": "0.35", "marker": "o", "markersize": 3.5, "linewidth": 1.5}
 
 
 def draw_cuts(study: CutStudy, path: Path) -> None:
-    """Draw the effects of the cut: accuracy, traffic, the clients' work and simulated time."""
+    """Draw the effects of the cut; of cuts with several codecs, accuracy against traffic."""
     with written(path) as figure:
-        fill(figure, study)
+        if study.codecs:
+            codecs_figure.fill(figure, study)
+        else:
+            fill(figure, study)
 
 
 def fill(figure: "Figure", study: CutStudy) -> None:

@@ -8,7 +8,7 @@ Downlink (Model)        client-side models, auxiliary ones
 Downlink (Scalar/Seed)  slopes, losses, seeds, and those that a client has missed
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -33,6 +33,7 @@ OUR_ROWS = {
 }
 INTER_SERVER, OTHER = "Inter-server", "Other"
 AUXILIARY = "down_auxiliary"
+BEFORE = "bytes_before_codecs"  # in a record: of the kinds that have a codec
 
 
 def breakdown(crossed: Mapping[str, float], *, paper_convention: bool = False) -> dict[str, float]:
@@ -57,9 +58,11 @@ class TrafficColumn:
     name: str
     samples: float  # of a run with this traffic
     rows: dict[str, float]  # bytes
+    before: dict[str, float]  # the same before codecs; empty for runs without
 
     def as_dict(self) -> dict[str, Any]:
-        return {"label": self.label, "name": self.name, "samples": self.samples, "bytes": self.rows}
+        found = {"label": self.label, "name": self.name, "samples": self.samples, "bytes": self.rows}
+        return found | ({BEFORE: self.before} if self.before else {})
 
 
 def column(group: Group, samples: int | None = None, *, paper_convention: bool = False) -> TrafficColumn:
@@ -70,12 +73,22 @@ def column(group: Group, samples: int | None = None, *, paper_convention: bool =
     """
     ends = [t.history[-1] for t in group.trials]
     factors = [_factor(t, samples, whole_rounds=paper_convention) for t in group.trials]
-    found = [breakdown(end["bytes"], paper_convention=paper_convention) for end in ends]
-    rows = {
-        row: fmean((1 if row == SETUP else f) * b[row] for f, b in zip(factors, found, strict=True)) for row in found[0]
-    }
-    stands_for = fmean(f * end["samples"] for f, end in zip(factors, ends, strict=True))
-    return TrafficColumn(label=group.label, name=group.run.name, samples=stands_for, rows=rows)
+
+    def rows(crossed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        found = [breakdown(own, paper_convention=paper_convention) for own in crossed]
+        return {
+            row: fmean((1 if row == SETUP else f) * b[row] for f, b in zip(factors, found, strict=True))
+            for row in found[0]
+        }
+
+    encoded = any(BEFORE in end for end in ends)
+    return TrafficColumn(
+        label=group.label,
+        name=group.run.name,
+        samples=fmean(f * end["samples"] for f, end in zip(factors, ends, strict=True)),
+        rows=rows([end["bytes"] for end in ends]),
+        before=rows([{**end["bytes"], **end.get(BEFORE, {})} for end in ends]) if encoded else {},
+    )
 
 
 def _factor(trial: Trial, samples: int | None, *, whole_rounds: bool) -> float:

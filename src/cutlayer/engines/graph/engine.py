@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cutlayer.core import tree
 from cutlayer.core.batches import Index, Samples
 from cutlayer.core.calculus import Pullback
 from cutlayer.core.engine import Fn, Ids
-from cutlayer.core.sums import Weights, weighted_sum
+from cutlayer.core.sums import Weights, norms, weighted_sum
 from cutlayer.core.transfer import upload
 from cutlayer.core.tree import Pending, Tree
 from cutlayer.core.values import Block, PerClient, aligned
@@ -162,8 +163,10 @@ class Graph(ByClient):
         fast = self._product(rows, weights, largest_integers)
         if fast is not None:
             return fast
-        blocks = [b._replace(tree=tree.replace((Moved, Pending), self._seen, b.tree)) for b in rows.blocks]
-        return weighted_sum(PerClient(rows.place, blocks, rows.ids), weights, largest_integers)
+        return weighted_sum(self._as_they_lie(rows), weights, largest_integers)
+
+    def norms(self, rows: PerClient, start: PerClient | None) -> Tensor:
+        return norms(self._as_they_lie(rows), None if start is None else self._as_they_lie(start))
 
     def real(self, value: Tree) -> Tree:
         """Return the value with everything computed, in memory of its own."""
@@ -326,6 +329,11 @@ class Graph(ByClient):
         self._flush()
         self._join()
         return with_plain_numbers(handle.form, follow(self._book.read(handle.held.value), handle.path))
+
+    def _as_they_lie(self, rows: PerClient) -> PerClient:
+        """Return the rows as they lie in memory now."""
+        blocks = [b._replace(tree=tree.replace((Moved, Pending), self._seen, b.tree)) for b in rows.blocks]
+        return PerClient(rows.place, blocks, rows.ids)
 
     def _product(self, rows: PerClient, weights: Weights, largest_integers: bool) -> Shared | None:
         """Return the sum as a product of weights and rows; None if the values are not in rows or differ in form."""

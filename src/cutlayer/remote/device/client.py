@@ -3,15 +3,16 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from cutlayer.core.kinds import ACTIVATIONS
+from cutlayer.core.text import printable
 from cutlayer.errors import LinkError
 from cutlayer.remote.device.session import ClientDevice, Reply, Session, forms_of
-from cutlayer.remote.device.stream import FedStream, Stream, StreamEnded
+from cutlayer.remote.device.stream import MOST_WORDS, FedStream, Stream, StreamEnded
 from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.protocol.messages import PROTOCOL, Done, Hello, Packing, Ready, Welcome, Work
+from cutlayer.remote.protocol.messages import MOST_BYTES, PROTOCOL, Done, Hello, Ready, Welcome, Work
+from cutlayer.remote.tensors.wire import MOST_HEADER
 from cutlayer.version import __version__
 
 log = logging.getLogger("cutlayer")
@@ -70,50 +71,46 @@ class ServerConnection:
     def run(self) -> str:
         self._train.say(self._hello)
         session: Session | None = None
-        packing: Packing = "raw"
         for message, tensors in self._train:
             match message:
-                case Welcome():
-                    session, packing = self._begun(message), message.packing
+                case Welcome() if session is None:
+                    session = self._begun(message)
                     self._train.say(_ready(session.device, message.session))
                 case Work() if session is not None:
-                    self._answer(session.work(message, tensors), packing)
+                    self._answer(session.work(message, tensors))
                     session.device.store.save(message.round + 1)
                 case Done(reason):
-                    return reason
+                    return printable(reason, MOST_WORDS)
                 case _:
                     raise StreamEnded(f"the server sent a {type(message).__name__}, which does not belong there", True)
         raise StreamEnded("the server closed the connection", True)
 
     def _begun(self, welcome: Welcome) -> Session:
         device = self.options.ready(welcome)
+        most = (MOST_BYTES, MOST_HEADER) if device.terms is None else device.terms.most
+        self._train.most = most
         if self.options.fed is None:
             return Session(device, welcome.session)
         self._fed = FedStream(self.options.fed, self.options.credentials, self._train.close)
         other = self._fed.opened(self._hello)
         if (other.run, other.client) != (welcome.run, welcome.client):
             raise LinkError("the two servers do not serve the same run, or do not agree on who this client is")
+        self._fed.most = most
         self._fed.follow(_ready(device, other.session))
         return Session(device, welcome.session, self._fed.value)
 
-    def _answer(self, reply: Reply | None, packing: Packing) -> None:
+    def _answer(self, reply: Reply | None) -> None:
         self.worked = True
         if reply is not None and reply.to_fed and self._fed is not None:
             self._fed.send(reply)
         elif reply is not None:
-            self._train.say(reply.message, reply.tensors, packings(reply, packing))
+            self._train.say(reply.message, reply.tensors)
 
     def close(self, reason: str = "") -> None:
         """Leave both servers; if there is a reason, tell the training server."""
         self._train.close(reason)
         if self._fed is not None:
             self._fed.close()
-
-
-def packings(reply: Reply, packing: Packing) -> Sequence[Packing]:
-    """Return the packing of each tensor; only activations are packed, and not gradients, models or scalars."""
-    kinds = zip(reply.tensors, reply.kinds, strict=True)
-    return [packing if kind == ACTIVATIONS.name and a.is_floating_point() else "raw" for a, kind in kinds]
 
 
 def _ready(device: ClientDevice, session: int) -> Ready:

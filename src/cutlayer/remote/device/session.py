@@ -1,7 +1,9 @@
 """A client's side of one session: work comes in, an answer or a refusal goes out."""
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -18,7 +20,9 @@ from cutlayer.data.arrays import Arrays
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
 from cutlayer.errors import LawError
+from cutlayer.remote.device.audit import Audit
 from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.device.terms import Terms
 from cutlayer.remote.device.worker import Round, WorkError, walk_of
 from cutlayer.remote.protocol.commands import AnyCommand, Deliver, Up
 from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Refusal, TensorForm, Work
@@ -26,14 +30,15 @@ from cutlayer.remote.tensors.trees import flatten
 from cutlayer.runs.examination import BATCHES, Examination
 
 Batches = Callable[[Mapping[int, int]], Walk]  # by the size of each client's batch
+# Rounds of this process: with a secret, no two have the same seeds, whatever keys a server chooses.
+PLAYED = itertools.count()
 
 
 class Reply(NamedTuple):
-    """A client's message, its tensors and the kind of each tensor."""
+    """A client's message and its tensors."""
 
     message: Answer | Refusal
     tensors: list[Tensor]
-    kinds: list[str]
     to_fed: bool = False  # whether it goes to a separate fed server
 
 
@@ -66,6 +71,8 @@ class ClientDevice:
     precision: Precision = "fp32"
     never: frozenset[str] = frozenset()
     secret: str | None = None  # mixed into the client's own seeds, so that no server can know them
+    terms: Terms | None = None  # what servers may ask; None trusts them to ask for what the method does
+    audit: Audit | None = None  # records what leaves
 
 
 @dataclass
@@ -77,6 +84,8 @@ class Session:
     fed_values: Callable[[int, int], Tree] | None = None  # by token and number, from a separate fed server
     _lists: dict[int, tuple[AnyCommand, ...]] = field(default_factory=dict)
     _round: Round | None = None
+    _begun: Work | None = None  # how the round began
+    _seconds: float = 0.0  # of work in this round
     _last: int = 0  # number of the newest work
 
     def work(self, work: Work, tensors: Sequence[Tensor]) -> Reply | None:
@@ -87,18 +96,18 @@ class Session:
         begin = time.perf_counter()
         tensors = [a.to(self.device.data.y.device) for a in tensors]
         try:
-            commands = self._commands(work)
-            leaving = self._round_of(work).run(commands, work.numbers, tensors)
+            commands, leaving = self._done(work, tensors)
         except WorkError as error:
+            self._lists.pop(work.list, None)  # what is refused takes no memory
+            self._round = None  # a server that is refused cannot go on in the middle of a round
             refusal = Refusal(
                 session=work.session, number=work.number, where=error.where[:2000], reason=error.reason[:2000]
             )
-            return Reply(refusal, [], [])
+            return Reply(refusal, [])
         last = commands[-1] if commands else None
         if not isinstance(last, Up | Deliver):
             return None
         flat = flatten(tuple(leaving))
-        kinds = [kind for kind, value in zip(last.kinds, leaving, strict=True) for _ in tree.tensors(value)]
         to_fed = isinstance(last, Deliver)
         answer = Answer(
             session=work.session,
@@ -107,7 +116,28 @@ class Session:
             seconds=time.perf_counter() - begin,
             numbers=tuple(flat.numbers),
         )
-        return Reply(answer, flat.tensors, kinds, to_fed)
+        return Reply(answer, flat.tensors, to_fed)
+
+    def _done(self, work: Work, tensors: Sequence[Tensor]) -> tuple[tuple[AnyCommand, ...], list[Tree]]:
+        """Do the work; return its commands, and what leaves, which is on record."""
+        begin = time.perf_counter()
+        commands = self._commands(work)
+        try:
+            leaving = self._round_of(work).run(commands, work.numbers, tensors)
+        finally:
+            self._check_work(time.perf_counter() - begin)
+        last = commands[-1] if commands else None
+        if isinstance(last, Up | Deliver) and self.device.audit is not None:
+            to = "fed" if isinstance(last, Deliver) else "train"
+            with _refusing("the record of what leaves"):
+                self.device.audit.leaving(work.round, to, last.kinds, leaving)
+        return commands, leaving
+
+    def _check_work(self, seconds: float) -> None:
+        self._seconds += seconds
+        if self.device.terms is not None:
+            with _refusing("the work"):
+                self.device.terms.worked(seconds, self._seconds)
 
     def _commands(self, work: Work) -> tuple[AnyCommand, ...]:
         if work.commands is not None:
@@ -120,10 +150,16 @@ class Session:
 
     def _round_of(self, work: Work) -> Round:
         if not work.begins and self._round is not None:
+            self._check_same(work)
             return self._round
         device, used = self.device, self._used(work)
-        device.store.token = work.token
-        own = work.key if device.secret is None else keys.fold(work.key, device.secret)
+        follower = None
+        if device.terms is not None:
+            with _refusing("the round"):
+                follower = device.terms.begun(work)
+        device.store.token, self._begun = work.token, work
+        self._seconds = 0.0
+        own = work.key if device.secret is None else keys.fold(work.key, device.secret, next(PLAYED))
         self._round = Round(
             client=device.client,
             program=used.program,
@@ -134,8 +170,16 @@ class Session:
             never=device.never,
             precision=device.precision,
             fed_value=None if self.fed_values is None else partial(self.fed_values, work.token),
+            follower=follower,
         )
         return self._round
+
+    def _check_same(self, work: Work) -> None:
+        """Check that work goes on with the round that has begun: its attempts are counted under its number."""
+        assert self._begun is not None
+        for name in ("round", "key", "token", "tests"):
+            if getattr(work, name) != getattr(self._begun, name):
+                raise WorkError("the round", f"another {name} came than the one that it began with")
 
     def _used(self, work: Work) -> "Used":
         """Return the training samples with the functions of the method, or the test samples with those of the test."""
@@ -147,6 +191,15 @@ class Session:
             raise WorkError("the round", "this client holds no samples for testing")
         walk = walk_of(BATCHES, device.client, len(tests), work.key)
         return Used(tests.program, tests.data, _of_size(walk, tests.examination.batch_size(len(tests))), None)
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Refuse work that breaks the terms."""
+    try:
+        yield
+    except LawError as error:
+        raise WorkError(where, str(error)) from None
 
 
 class Used(NamedTuple):

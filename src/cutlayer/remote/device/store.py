@@ -1,6 +1,8 @@
 """The values that a client keeps between rounds, in a folder if it has one, so that they outlive the process."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from cutlayer.core.values import Block, PerClient
 from cutlayer.errors import CheckpointError
 from cutlayer.remote.protocol.messages import KeptVersion
 from cutlayer.runs.checkpoint import Store
+from cutlayer.runs.lock import lock, unlock
 
 log = logging.getLogger("cutlayer")
 
@@ -22,6 +25,24 @@ class StoredValue(NamedTuple):
     version: int
     token: int
     value: Tree
+
+
+@contextmanager
+def reserved(folder: Path | None) -> Iterator[None]:
+    """Make and lock the folder of what a device keeps, until the end of the block or the process."""
+    handle = None
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be made (%s): what this device keeps is lost when it stops", folder, error.strerror)
+        else:
+            handle = lock(folder, "another process has joined as this device; stop it, or give each a --state")
+    try:
+        yield
+    finally:
+        if handle is not None:
+            unlock(handle)
 
 
 @dataclass

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 from torch import Tensor
 
+from cutlayer.core import tree
+from cutlayer.core.text import printable
 from cutlayer.core.tree import Tree
 from cutlayer.errors import WireError
 from cutlayer.remote.device.session import Reply
@@ -26,7 +28,12 @@ HANDSHAKES = {  # why a connection failed, by what gRPC says about it
     "Socket closed": "it hung up at once; perhaps it does not accept this device's certificate, or wants one",
 }
 GOODBYE_SECONDS = 1.0
+MOST_WORDS = 1000  # characters of what a server says to people
 VALUE_SECONDS = 120.0  # that a value of the fed server may take
+FIRST_HEADER = 2**18  # bytes of a message before the terms are known: a welcome with its configuration
+MOST_WAITING = 8  # messages that are read before the ones before them are worked on
+FULL_SECONDS = 0.5  # between looks whether the connection was closed meanwhile
+MOST_VALUES = 64  # messages' worth of bytes that may wait from the fed server
 
 Received = tuple[m.Message, list[Tensor]] | Exception | None  # the last two at the end
 
@@ -54,54 +61,75 @@ class Stream:
     def __init__(self, address: str, server: Literal["train", "fed"], credentials: Credentials | None) -> None:
         self.address = address
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._received: queue.Queue[Received] = queue.Queue(MOST_WAITING)
+        self._closed = threading.Event()
+        self.most = (0, FIRST_HEADER)  # bytes of the tensors and of the header of a message
         self._channel = channel_to(address, server, credentials)
         self._call = self._channel.stream_stream(m.JOIN)(iter(self._out.get, None))
 
-    def say(self, message: m.Message, tensors: Sequence[Tensor] = (), packing: Sequence[m.Packing] = ()) -> None:
-        """Send a message; without a packing, its tensors travel raw."""
-        for chunk in encode(message, tensors, packing or None):
+    def say(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
+        """Send a message with its tensors."""
+        for chunk in encode(message, tensors):
             self._out.put(chunk)
 
     def __iter__(self) -> Iterator[tuple[m.Message, list[Tensor]]]:
         """Yield the server's messages; raise StreamEnded if it refuses this client, says goodbye or is gone."""
         # A thread reads: Ctrl-C inside gRPC's code would leave its locks locked for ever.
         threading.Thread(target=self._read, name="stream", daemon=True).start()
-        while (one := self._received.get()) is not None:
+        while (one := self._next()) is not None:
             if isinstance(one, Exception):
                 raise one
             yield one
+
+    def _next(self) -> Received:
+        """Wait for the next message, or for somebody to close the stream: the reader then says nothing more."""
+        while True:
+            try:
+                return self._received.get(timeout=FULL_SECONDS)
+            except queue.Empty:
+                if self._closed.is_set():
+                    return StreamEnded("the connection was closed", True)
 
     def _read(self) -> None:
         """Put each message into the queue, and at the end None or the error."""
         import grpc
 
-        decoder = Decoder(m.FromServer, m.MOST_BYTES)
+        decoder = Decoder(m.FromServer, lambda: self.most[0], lambda: self.most[1])
         end: Exception | None = None
         try:
             for chunk in self._call:
                 said = decoder.feed(chunk)
                 match said:
                     case (m.Denied(reason, final), _):
-                        raise StreamEnded(f"the server refuses this client: {reason}", not final)
+                        raise StreamEnded(f"the server refuses this client: {printable(reason, MOST_WORDS)}", not final)
                     case (m.Bye(reason), _):
-                        raise StreamEnded(f"the server says good-bye: {reason}", True)
+                        raise StreamEnded(f"the server says good-bye: {printable(reason, MOST_WORDS)}", True)
                     case (_, _):
-                        self._received.put(said)
+                        self._wait_with(said)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             again = code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-            end = StreamEnded(self._in_words(code.name, details), again)
+            end = StreamEnded(printable(self._in_words(code.name, details), MOST_WORDS), again)
         except WireError as error:
-            end = StreamEnded(f"the server sent something that cannot be used: {error}", True)
+            end = StreamEnded(f"the server sent something that cannot be used: {printable(str(error))}", True)
         except Exception as error:
             end = error
-        self._received.put(end)
+        self._wait_with(end)
+
+    def _wait_with(self, one: Received) -> None:
+        """Pass a message on; as long as there is no room, nothing more is read from the connection."""
+        while not self._closed.is_set():
+            try:
+                self._received.put(one, timeout=FULL_SECONDS)
+                break
+            except queue.Full:
+                continue
 
     def close(self, reason: str = "") -> None:
         """Close the stream; if there is a reason, tell the server first."""
         if reason:
             self.say(m.Bye(reason))
+        self._closed.set()
         self._out.put(None)
         end = time.monotonic() + GOODBYE_SECONDS
         while reason and not self._call.done() and time.monotonic() < end:
@@ -176,6 +204,8 @@ class FedStream(Stream):
                         # Values of an older attempt at a round are no longer needed.
                         self._values = {key: old for key, old in self._values.items() if key[0] == message.token}
                         self._values[message.token, message.number] = value
+                        if sum(map(tree.num_bytes, self._values.values())) > MOST_VALUES * self.most[0]:
+                            raise WireError("more values wait here than a round needs")
                         self._newest = message.token
                         self._change.notify_all()
             end = StreamEnded("the fed server closed the connection", True)

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.core import tree
 from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.checks import reason
+from cutlayer.core.crossing import mark_of, marked
 from cutlayer.core.kinds import KINDS, Kind, Place
 from cutlayer.core.places import Clients, World
 from cutlayer.core.precision import Precision, computing
@@ -24,6 +26,7 @@ from cutlayer.core.tree import Tree
 from cutlayer.core.values import Block, PerClient
 from cutlayer.errors import CutlayerError, LawError, WireError
 from cutlayer.registry import find
+from cutlayer.remote.device.conversation import Content, Follower
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.tensors.trees import build
 
@@ -63,7 +66,9 @@ class Round:
     never: frozenset[str] = frozenset()  # kinds that this client does not send, whatever the method says
     precision: Precision = "fp32"  # that layers compute in
     fed_value: Callable[[int], Tree] | None = None  # waits for a value from a separate fed server
+    follower: Follower | None = None  # knows what the server may ask; None trusts it to ask for what the method does
     slots: dict[int, PerClient] = field(default_factory=dict)
+    _got: int = field(default=0, init=False)  # values that came from the fed server
 
     def __post_init__(self) -> None:
         world = World(
@@ -83,6 +88,8 @@ class Round:
         with computing(self.precision):
             for place, command in enumerate(commands):
                 try:
+                    if leaving:  # it would go to the home of the last one
+                        raise WireError("it comes after an up or deliver, which ends a list")
                     leaving += self._run(command, supply)
                 except REFUSED as error:
                     raise WorkError(f"command {place + 1} ({described(command)})", reason(error)) from error
@@ -90,21 +97,39 @@ class Round:
         return leaving
 
     def _run(self, command: c.AnyCommand, supply: "Supply") -> list[Tree]:
-        clients, functions, get = self.clients, self.program.functions, self._get
+        clients, functions, get = self.clients, self.program.by_address, self._get
         match command:
             case c.Put(out, skeleton):
-                self._set(out, self._value(build(skeleton, supply.number, supply.tensor)))
-            case c.Key(out):
-                self._set(out, self._value(torch.tensor(supply.count())))
+                value = build(skeleton, supply.number, supply.tensor)
+                self._follow(command, value)
+                self._set(out, self._value(value))
+                return []
+            case c.Get(out):
+                if self.fed_value is None:
+                    raise WireError("there is no fed server of its own that could send a parcel")
+                value = self.fed_value(self._next_get(supply.count()))
+                self._follow(command, value)
+                self._set(out, self._value(value))
+                return []
             case c.Batch(x, y):
-                walk = self.walk({self.client: max(1, supply.count())})
-                step, key = supply.count(), supply.count()
+                size, step, key = supply.count(), supply.count(), supply.count()
+                self._follow_batch(command, size, step)
+                walk = self.walk({self.client: max(1, size)})
                 inputs, labels = clients.load(walk, {self.client: step}, {self.client: key})
                 self._set(x, inputs)
                 self._set(y, labels)
+                return []
             case c.Own(out):
-                self._set(out, self.transport.own_seeds(supply.count(), clients.ids))
+                number = supply.count()
+                self._follow(command, number)
+                self._set(out, clients.own_seeds(number))
+                return []
+        self._follow(command)
+        match command:
+            case c.Key(out):
+                self._set(out, self._value(torch.tensor(supply.count())))
             case c.Do(out, name, arguments):
+                self._check_codes(name, arguments)
                 self._set(out, clients.do(find("function", functions, name), *map(get, arguments)))
             case c.Vjp(out, pullback, name, arguments):
                 result, pull = clients.vjp(find("function", functions, name), *map(get, arguments))
@@ -117,21 +142,34 @@ class Round:
             case c.Field(out, of, name):
                 self._set(out, _field(get(of), name))
             case c.KeepValue(out, name, value):
-                self._set(out, clients.memory.keep(name, get(value), supply.count()))
+                self._set(out, clients.memory.keep(name, self._keepable(name, get(value)), supply.count()))
             case c.RecallValue(out, name):
-                self._set(out, clients.memory.recall(name))
-            case c.Get(out):
-                if self.fed_value is None:
-                    raise WireError("there is no fed server of its own that could send a parcel")
-                self._set(out, self._value(self.fed_value(supply.count())))
+                self._set(out, self._recalled(name, clients.memory.recall(name)))
             case c.Free(slot):
-                self.slots.pop(slot, None)
+                self._get(slot)
+                del self.slots[slot]
             case c.Up(kinds, slots):
                 return self._leaving(kinds, slots, "server")
             case c.Deliver(kinds, slots):
                 supply.count()
                 return self._leaving(kinds, slots, "fed")
         return []
+
+    def _follow(self, command: c.AnyCommand, content: Content = None) -> None:
+        if self.follower is not None:
+            self.follower.follow(command, content)
+
+    def _follow_batch(self, command: c.Batch, size: int, step: int) -> None:
+        if self.follower is not None:
+            self.follower.check_batch(size, step)
+            self.follower.follow(command, step)
+
+    def _next_get(self, number: int) -> int:
+        """Check that the values of a fed server are used in the order in which it sends them, each once."""
+        self._got += 1
+        if number != self._got:
+            raise WireError(f"value {number} of the fed server stands where number {self._got} belongs")
+        return number
 
     def _leaving(self, names: tuple[str, ...], slots: tuple[int, ...], to: Place) -> list[Tree]:
         kinds = [find("kind", KIND_BY_NAME, name) for name in names]
@@ -141,7 +179,29 @@ class Round:
             if self.fed_value is not None and kind.home != to:
                 raise LawError(f"{kind.name} go to the {kind.home} server, and never to the {to} server")
         brought = self.clients.up(*(kind(self._get(slot)) for kind, slot in zip(kinds, slots, strict=True)))
-        return [v.row(self.client) for v in (brought if isinstance(brought, tuple) else (brought,))]
+        values = [v.row(self.client) for v in (brought if isinstance(brought, tuple) else (brought,))]
+        if self.follower is not None:
+            self.follower.check_leaving(names, values)
+        return values
+
+    def _check_codes(self, function: str, arguments: tuple[int, ...]) -> None:
+        """Check that what is to be decoded is what the codec makes; shapes alone need no check."""
+        for coder in self.program.coders.values():
+            if function == self.program.address(coder.decode):
+                values = [self._get(slot).at(self.client) for slot in arguments]
+                for value in values if not any(a.is_meta for a in tree.tensors(values)) else ():
+                    coder.check(value)
+
+    def _keepable(self, name: str, value: PerClient) -> PerClient:
+        """Refuse to keep anything but what a codec lost under the codecs' names: it is added to what is sent."""
+        mark = mark_of(name)
+        if mark is not None and any(b.gives != mark for b in value.blocks):
+            raise LawError(f"only what the codec of {mark.kind.name} lost is kept as {name!r}")
+        return value
+
+    def _recalled(self, name: str, value: PerClient) -> PerClient:
+        mark = mark_of(name)
+        return value if mark is None else marked(value, mark)
 
     def _value(self, value: Tree) -> PerClient:
         return PerClient("clients", [Block((self.client,), value, stacked=False)])
@@ -159,9 +219,9 @@ class Round:
 
 def _field(value: PerClient, name: str) -> PerClient:
     """Return a field of a named tuple, or the model of a part; a server may name nothing else."""
-    tree = value.blocks[0].tree if value.blocks else None
-    if name not in (*getattr(tree, "_fields", ()), "model") or not isinstance(tree, tuple):
-        raise WireError(f"a {type(tree).__name__} has no field {name!r}")
+    own = value.blocks[0].tree if value.blocks else None
+    if name not in (*getattr(own, "_fields", ()), "model") or not isinstance(own, tuple):
+        raise WireError(f"a {type(own).__name__} has no field {name!r}")
     return PerClient(value.place, [b.field(name) for b in value.blocks], value.ids)
 
 

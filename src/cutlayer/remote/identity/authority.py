@@ -28,29 +28,53 @@ class CertifiedKey:
 
     @property
     def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
+        return certificate_pem(self.certificate)
 
     @property
     def key_pem(self) -> bytes:
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        return key_pem(self.key)
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """Return the text of a certificate."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Make a private key of the one kind that cutlayer uses."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+    """Return the text of a private key, encrypted if there is a passphrase."""
+    how = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
 
 
 def new_ca() -> CertifiedKey:
     """Make a CA that signs clients and servers, but no further CAs."""
-    return _signed("cutlayer CA", CA_DAYS, None, [])
+    key = new_key()
+    return CertifiedKey(certificate=_signed("cutlayer CA", key.public_key(), CA_DAYS, key, None, []), key=key)
 
 
 def issue(ca: CertifiedKey, who: Identity, days: float, hosts: Iterable[str] = ()) -> CertifiedKey:
-    """Issue a certificate with a new key; a server's serves both ends of a link, as servers talk to each other."""
+    """Issue a certificate with a new key."""
+    key = new_key()
+    return CertifiedKey(certificate=certify(ca, key.public_key(), who, days, hosts), key=key)
+
+
+def certify(
+    ca: CertifiedKey, key: ec.EllipticCurvePublicKey, who: Identity, days: float, hosts: Iterable[str] = ()
+) -> x509.Certificate:
+    """Sign a certificate of a party's own key; a server's serves both ends of a link, as servers talk to each other."""
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(who.uri)]
     if who.role == "server":
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         names += [x509.DNSName(role_host(who.name)), *(host_name(host) for host in hosts)]
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key())
-    return _signed(who.name, days, ca, [x509.ExtendedKeyUsage(purposes), x509.SubjectAlternativeName(names), signer])
+    extensions = [x509.ExtendedKeyUsage(purposes), x509.SubjectAlternativeName(names), signer]
+    return _signed(who.name, key, days, ca.key, ca.certificate, extensions)
 
 
 def check_days(ca: CertifiedKey, days: int) -> None:
@@ -83,27 +107,33 @@ def hosts_in(certificate: x509.Certificate) -> list[str]:
     return [*domains, *(str(address) for address in names.get_values_for_type(x509.IPAddress))]
 
 
-def _signed(name: str, days: float, ca: CertifiedKey | None, extensions: Iterable[x509.ExtensionType]) -> CertifiedKey:
-    """Sign a certificate with a new key; without a CA it is one itself. If days are negative, it has expired."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def _signed(
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    days: float,
+    signer: ec.EllipticCurvePrivateKey,
+    ca: x509.Certificate | None,
+    extensions: Iterable[x509.ExtensionType],
+) -> x509.Certificate:
+    """Sign a certificate of this key; without a CA it is one itself. If days are negative, it has expired."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject if ca is None else ca.certificate.subject)
+        .issuer_name(subject if ca is None else ca.subject)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, ends) - SKEW)
         .not_valid_after(ends)
-        .public_key(key.public_key())
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .public_key(key)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.BasicConstraints(ca=ca is None, path_length=0 if ca is None else None), critical=True)
         .add_extension(_usage(signs_certificates=ca is None), critical=True)
     )
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
-    return CertifiedKey(certificate=builder.sign(key if ca is None else ca.key, hashes.SHA256()), key=key)
+    return builder.sign(signer, hashes.SHA256())
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -8,7 +8,8 @@ and the other end insists on that name: the fed server cannot pass for the train
 import logging
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from cutlayer.core.checks import reason
 from cutlayer.errors import ConfigError, LinkError
 from cutlayer.remote.identity.register import NAME, SERVERS, content
+from cutlayer.remote.identity.repeating import repeating
 
 try:
     from cryptography import x509
@@ -33,9 +35,12 @@ log = logging.getLogger("cutlayer")
 Role = Literal["client", "server"]
 SCHEME = "cutlayer://"
 ROLE_HOSTS = "cutlayer.internal"  # the domain of the host names that stand for roles; no resolver knows it
+RENEWAL = "renew it: `cutlayer keys request --renew` here, then `cutlayer keys sign --renew` at the CA"
 SOON = timedelta(days=14)  # before a certificate expires: warn
-ADVICE = "copy here the whole folder that `cutlayer keys` made for this party"
-NEW_CA = "make a new CA, and new certificates for all, with `cutlayer keys` in another folder"
+ADVICE = "copy here the files that `cutlayer keys` made for this party"
+NEW_CA = "make a new CA with `cutlayer keys init` in another folder, and new certificates for all"
+DAY = 86400.0  # seconds
+KEY, NEXT_KEY = "key.pem", "next.key.pem"  # the second is of a renewal, until its certificate has come
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,17 @@ class Credentials:
     role: Role
     expires: datetime
 
+    def warn_of_expiry(self) -> None:
+        """Warn if the certificate expires soon."""
+        if self.expires - datetime.now(UTC) < SOON:
+            log.warning("the certificate of %s expires on %s; %s", self.name, f"{self.expires:%Y-%m-%d}", RENEWAL)
+
     @classmethod
     def load(cls, folder: Path) -> "Credentials":
-        """Read ca.pem, cert.pem and key.pem; refuse with a reason what would fail in every handshake."""
-        ca_file, own_file, key_file = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
+        """Read ca.pem, cert.pem and the key; refuse with a reason what would fail in every handshake."""
+        ca_file, own_file = (folder / name for name in ("ca.pem", "cert.pem"))
         ca, own = (load_certificate(file, ADVICE) for file in (ca_file, own_file))
+        key_file = folder / (NEXT_KEY if renewed(folder, own) else KEY)
         load_key(key_file, own, ADVICE)
         try:
             own.verify_directly_issued_by(ca)
@@ -78,12 +89,10 @@ class Credentials:
             raise ConfigError(f"{own_file} was not issued by the CA of {ca_file}; {ADVICE}") from None
         who, expires = agreed_identity(*owner(own)), own.not_valid_after_utc
         check_dates(ca_file, ca, NEW_CA)
-        check_dates(own_file, own, f"{renewal(who.name)} and copy its folder here")
+        check_dates(own_file, own, RENEWAL)
         if os.name == "posix" and stat.S_IMODE(key_file.stat().st_mode) & 0o077:
             log.warning("%s can be read by other users of this machine; run: chmod 600 %s", key_file, key_file)
-        if expires - datetime.now(UTC) < SOON:
-            log.warning("the certificate of %s expires on %s; %s", who.name, f"{expires:%Y-%m-%d}", renewal(who.name))
-        return cls(
+        found = cls(
             ca=ca_file.read_bytes(),
             certificate=own_file.read_bytes(),
             key=key_file.read_bytes(),
@@ -91,11 +100,21 @@ class Credentials:
             role=who.role,
             expires=expires,
         )
+        found.warn_of_expiry()
+        return found
 
 
-def renewal(name: str) -> str:
-    """Say how to get a new certificate."""
-    return f"make a new one with `cutlayer keys FOLDER --renew {name}`"
+@contextmanager
+def warning_of_expiry(credentials: Credentials | None) -> Iterator[None]:
+    """Warn once a day inside the block when the certificate expires soon."""
+    with nullcontext() if credentials is None else repeating(DAY, credentials.warn_of_expiry):
+        yield
+
+
+def renewed(folder: Path, certificate: x509.Certificate) -> bool:
+    """Return whether this is the certificate that was asked for with the next key."""
+    path = folder / NEXT_KEY
+    return path.exists() and read_key(path, ADVICE).public_key() == certificate.public_key()
 
 
 def role_host(server: str) -> str:
@@ -120,12 +139,21 @@ def check_dates(path: Path, certificate: x509.Certificate, advice: str) -> None:
         raise ConfigError(f"{path} is valid from {begins:%Y-%m-%d} on; check the clock of this machine")
 
 
-def load_key(path: Path, certificate: x509.Certificate, advice: str) -> PrivateKeyTypes:
-    """Read a private key, which must be the one of this certificate."""
+def read_key(path: Path, advice: str, passphrase: bytes | None = None) -> PrivateKeyTypes:
+    """Read a private key; it must be encrypted if there is a passphrase."""
     try:
-        key = load_pem_private_key(content(path, advice), password=None)
+        return load_pem_private_key(content(path, advice), passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        if passphrase is not None:
+            raise ConfigError(f"this passphrase does not open {path}; give the one that it was made with") from None
         raise ConfigError(f"{path} is not a private key ({reason(error)}); {advice}") from None
+
+
+def load_key(
+    path: Path, certificate: x509.Certificate, advice: str, passphrase: bytes | None = None
+) -> PrivateKeyTypes:
+    """Read a private key, which must be the one of this certificate."""
+    key = read_key(path, advice, passphrase)
     if key.public_key() != certificate.public_key():
         raise ConfigError(f"{path} is the key of another certificate than the one beside it; {advice}")
     return key
@@ -145,15 +173,23 @@ def owner(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
     return names, other_names(certificate).get_values_for_type(x509.UniformResourceIdentifier)
 
 
-def grpc_server_credentials(credentials: Credentials) -> Any:
-    """Return what `server.add_secure_port` takes; only certificates of this CA get through the handshake."""
+def grpc_server_credentials(credentials: Credentials, on_handshake: Callable[[], None] = lambda: None) -> Any:
+    """Return what `server.add_secure_port` takes; only certificates of this CA get through the handshake.
+
+    `on_handshake` is called when one begins.
+    """
     if credentials.role != "server":
         raise ConfigError(
             f"this certificate is of client {credentials.name!r}, and a server needs one of its own: give the folder "
             "train or fed that `cutlayer keys` made"
         )
-    own = (credentials.key, credentials.certificate)
-    return _grpc().ssl_server_credentials([own], root_certificates=credentials.ca, require_client_auth=True)
+    grpc, own = _grpc(), (credentials.key, credentials.certificate)
+    fixed = grpc.ssl_server_certificate_configuration([own], root_certificates=credentials.ca)
+
+    def begins() -> None:  # and changes no certificate
+        on_handshake()
+
+    return grpc.dynamic_ssl_server_credentials(fixed, begins, require_client_authentication=True)
 
 
 def secure_channel(address: str, credentials: Credentials, server: str, options: Sequence[tuple[str, Any]] = ()) -> Any:

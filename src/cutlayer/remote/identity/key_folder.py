@@ -1,51 +1,63 @@
-"""The folder of a CA: its key, the list of clients, and for each client and server a folder to copy to it whole.
+"""The folder of a CA: its key, the list of clients, and for each party a folder of what to send to it.
 
-    ca.pem  ca.key  clients.toml               stay with whoever runs the CA
-    train/  ca.pem  cert.pem  key.pem  clients.toml
-    fed/    ca.pem  cert.pem  key.pem  clients.toml
-    clients/ann/  ca.pem  cert.pem  key.pem
+    ca.pem  ca.key  clients.toml            stay with whoever runs the CA; ca.key is encrypted with a passphrase
+    train/  ca.pem  cert.pem  clients.toml
+    fed/    ca.pem  cert.pem  clients.toml
+    clients/ann/  ca.pem  cert.pem
 
-A key is never overwritten unless its renewal is requested. The list is written before the keys: after a crash in
-between, a name may lack its key, which a renewal makes, but no number is used twice.
+Private keys stay with their owners, who send requests; only `trial` makes them here, each in its party's folder.
+
+The list is written before the certificates: after a crash in between, a name may lack its certificate, which a renewal
+makes, but no number is used twice.
 """
 
-import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.remote.identity import authority, certificates
 from cutlayer.remote.identity.authority import CertifiedKey
-from cutlayer.remote.identity.certificates import NEW_CA, Identity
-from cutlayer.remote.identity.register import SERVERS, Register, check_name
+from cutlayer.remote.identity.certificates import NEW_CA, SOON, Identity
+from cutlayer.remote.identity.files import PRIVATE, PUBLIC, make_folder, put, refuse_to_overwrite, writing
+from cutlayer.remote.identity.register import SERVERS, Register, content
+from cutlayer.remote.identity.requests import SigningRequest, spki
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 LIST = "clients.toml"
 ADVICE = "put it back from a copy, or " + NEW_CA
-PRIVATE, PUBLIC = 0o600, 0o644
-State = Literal["new", "renewed", "as before", "revoked"]
+LEAST_LETTERS = 8  # of a passphrase
+SCRYPT_COST = 2**17  # 128 MB and half a second for each guess
+PartyRole = Literal["client", "train", "fed"]
+State = Literal["valid", "expires soon", "expired", "revoked", "no certificate"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request to change a folder; `clients` is how many there are, or their names separated by commas."""
+class SigningTerms:
+    """What the operator of a CA agrees to sign."""
 
-    clients: str | None = None
-    hosts: Sequence[str] = ()
+    role: str = "client"  # of all requests
+    hosts: Sequence[str] = ()  # for a server: its host names and addresses
     days: int = 365
-    renew: Sequence[str] = ()
-    revoke: Sequence[str] = ()
+    renew: bool = False  # whether the names are in the list already
+
+    def __post_init__(self) -> None:
+        check_role(self.role)
+        for host in self.hosts:
+            authority.host_name(host)
+        if self.hosts and self.role == "client":
+            raise ConfigError("--server goes into the certificate of a server: give it with --role train or --role fed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """A client or a server; the date of expiry is known only while its folder is here."""
+    """A client or a server that the CA knows."""
 
     who: Identity
     folder: Path
@@ -54,122 +66,160 @@ class Party:
     expires: datetime | None
 
 
-def carry_out(folder: Path, asked: Asked) -> list[Party]:
-    """Check the whole request, then make or change the folder; return everyone in it now, the servers first."""
-    fresh = not (folder / "ca.pem").exists()
-    known = Register() if fresh else Register.read(folder / LIST)
-    _check_servers(folder, asked, fresh)
-    register = known.revoking(asked.revoke)
-    register = register.adding(client_names(asked.clients, register))
-    _check_renewals(asked.renew, register)
-    ca = authority.new_ca() if fresh else read_ca(folder)
-    added = [*(SERVERS if fresh else ()), *(name for name in register.clients if name not in known.clients)]
-    if added or asked.renew:
-        authority.check_days(ca, asked.days)
-    for path in (*((folder / "ca.key",) if fresh else ()), *(_place(folder, name) / "key.pem" for name in added)):
-        if path.exists():
-            raise ConfigError(f"{path} is there already and is not overwritten; move it away, or choose another folder")
-    try:
-        for place in (folder, folder / "clients", *(folder / server for server in SERVERS)):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if fresh:
-            _put(folder / "ca.key", ca.key_pem, PRIVATE)
-            _put(folder / "ca.pem", ca.certificate_pem, PUBLIC)
-        for place in (folder, *(folder / server for server in SERVERS)):
-            _put(place / LIST, register.as_toml().encode(), PUBLIC)
-        for name in dict.fromkeys([*added, *asked.renew]):
-            _give(folder, ca, name, asked)
-    except OSError as error:
-        raise ConfigError(
-            f"keys could not be written to {folder}: {error.strerror or error}; mend that or choose another folder"
-        ) from error
-    everyone = (*SERVERS, *register.clients, *register.revoked)
-    return [_party(folder, name, register, added, asked.renew) for name in everyone]
+def check_role(role: str) -> None:
+    if role not in get_args(PartyRole):
+        raise UnknownNameError("role", role, get_args(PartyRole))
 
 
-def client_names(text: str | None, known: Register) -> list[str]:
-    """Return the names that --clients gives; numbered ones have as many digits as the existing ones, or as needed."""
-    words = [] if text is None else [word.strip() for word in text.split(",")]
-    if len(words) == 1 and words[0].isdecimal():
-        count = int(words[0])
-        if count < 1:
-            raise ConfigError(f"--clients {count} is no number of clients; give one from 1 up, or their names")
-        everyone = (*known.clients, *known.revoked)
-        digits = [len(name.removeprefix("client-")) for name in everyone if re.fullmatch(r"client-\d+", name)]
-        width = min(digits, default=len(str(count)))
-        names = (f"client-{i:0{width}}" for i in range(1, count + 1))
-        return [name for name in names if name not in known.revoked]
-    for word in words:
-        check_name(word)
-        if words.count(word) > 1:
-            raise ConfigError(f"--clients has {word!r} twice; every client has a name of its own")
-    return words
+def create(folder: Path, passphrase: bytes | None) -> None:
+    """Make a CA; without a passphrase, whoever can read its key can make certificates."""
+    if passphrase is not None and len(passphrase) < LEAST_LETTERS:
+        raise ConfigError(f"the passphrase has {len(passphrase)} characters; choose one of at least {LEAST_LETTERS}")
+    put_ca(folder, authority.new_ca(), passphrase)
 
 
-def _check_servers(folder: Path, asked: Asked, fresh: bool) -> None:
-    """Refuse a request that would have no effect, or that has the wrong folder."""
-    for host in asked.hosts:
-        authority.host_name(host)
-    if fresh and (asked.renew or asked.revoke):
-        raise ConfigError(f"there is no CA in {folder}, so nothing to renew or revoke; check the name of the folder")
-    if asked.hosts and not fresh and not set(asked.renew) & set(SERVERS):
-        raise ConfigError(
-            "--server goes into the certificates of the servers, which are made already; add --renew train --renew fed"
-        )
+def put_ca(folder: Path, ca: CertifiedKey, passphrase: bytes | None) -> None:
+    """Write the files of a new CA; its certificate comes last, so that a CA with a certificate is complete."""
+    for name in ("ca.pem", "ca.key"):
+        refuse_to_overwrite(folder / name)
+    secret = None if passphrase is None else _stretched(passphrase, ca.certificate)
+    with writing(folder):
+        make_folder(folder)
+        put(folder / "ca.key", authority.key_pem(ca.key, secret), PRIVATE)
+        put(folder / LIST, Register().as_toml().encode(), PUBLIC)
+        put(folder / "ca.pem", ca.certificate_pem, PUBLIC)
 
 
-def _check_renewals(names: Sequence[str], register: Register) -> None:
-    for name in names:
-        if name in register.revoked:
-            raise ConfigError(f"client {name!r} was revoked and cannot be renewed; add one of another name")
-        if name not in SERVERS and name not in register.clients:
-            raise ConfigError(f"there is no client {name!r} to renew; add it with --clients {name}")
+def encrypted(folder: Path) -> bool:
+    """Return whether the key of the CA needs a passphrase."""
+    return b"ENCRYPTED" in content(folder / "ca.key", ADVICE).partition(b"\n")[0]
 
 
-def read_ca(folder: Path) -> CertifiedKey:
+def read_ca(folder: Path, passphrase: bytes | None = None) -> CertifiedKey:
     """Read the CA of a folder with its key."""
     certificate = certificates.load_certificate(folder / "ca.pem", ADVICE)
-    key = certificates.load_key(folder / "ca.key", certificate, ADVICE)
     certificates.check_dates(folder / "ca.pem", certificate, NEW_CA)
+    secret = _stretched(passphrase, certificate) if passphrase is not None and encrypted(folder) else None
+    key = certificates.load_key(folder / "ca.key", certificate, ADVICE, secret)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{folder / 'ca.key'} is not a key that `cutlayer keys` made; {ADVICE}")
     return CertifiedKey(certificate=certificate, key=key)
 
 
-def _place(folder: Path, name: str) -> Path:
+def _stretched(passphrase: bytes, certificate: x509.Certificate) -> bytes:
+    """Return what encrypts the key: the rounds of an encrypted PEM file alone would let passphrases be guessed."""
+    salt = spki(certificate.public_key())  # another one for each CA
+    return Scrypt(salt=salt, length=32, n=SCRYPT_COST, r=8, p=1).derive(passphrase).hex().encode()
+
+
+def sign(folder: Path, ca: CertifiedKey, requests: Sequence[SigningRequest], terms: SigningTerms) -> list[Party]:
+    """Check all requests, then sign them; return their parties, whose folders go back to them."""
+    known = Register.read(folder / LIST)
+    names = [request.who.name for request in requests]
+    owners = {spki(c.public_key()): name for name, c in _signed(folder, known)}
+    for request in requests:
+        _check_request(request, terms, known, owners)
+        if names.count(request.who.name) > 1:
+            raise ConfigError(f"two requests are of {request.who.name!r}; sign only the one that its owner has now")
+    authority.check_days(ca, terms.days)
+    register = known if terms.role in SERVERS else known.adding(names)
+    with writing(folder):
+        for name in names:
+            make_folder(place_of(folder, name))
+        write_list(folder, register)
+        for request in requests:
+            certify(folder, ca, request.who.name, request.key, terms)
+    return parties(folder, names)
+
+
+def certify(folder: Path, ca: CertifiedKey, name: str, key: ec.EllipticCurvePublicKey, terms: SigningTerms) -> None:
+    """Put a new certificate into a party's folder; a server keeps its hosts unless others are given."""
+    place, hosts = place_of(folder, name), terms.hosts
+    if name in SERVERS and not hosts:
+        before = _certificate(folder, name)
+        hosts = HOSTS if before is None else authority.hosts_in(before)
+    certificate = authority.certify(ca, key, Identity.named(name), terms.days, hosts)
+    put(place / "cert.pem", authority.certificate_pem(certificate), PUBLIC)
+    put(place / "ca.pem", ca.certificate_pem, PUBLIC)
+
+
+def revoke(folder: Path, names: Sequence[str]) -> list[Party]:
+    """Take clients off the list for good."""
+    register = Register.read(folder / LIST).revoking(names)
+    with writing(folder):
+        write_list(folder, register)
+    return parties(folder, names)
+
+
+def parties(folder: Path, names: Sequence[str] = ()) -> list[Party]:
+    """Return these parties, or everyone that the CA knows, the servers first."""
+    register = Register.read(folder / LIST)
+    servers = [name for name in SERVERS if place_of(folder, name).exists()]
+    return [_party(folder, name, register) for name in names or (*servers, *register.clients, *register.revoked)]
+
+
+def write_list(folder: Path, register: Register) -> None:
+    """Write the list of clients for the CA, and for each server that it has signed."""
+    for place in (folder, *(place_of(folder, name) for name in SERVERS)):
+        if place.exists():
+            put(place / LIST, register.as_toml().encode(), PUBLIC)
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """Return the folder of what goes to a party."""
     return folder / name if name in SERVERS else folder / "clients" / name
 
 
-def _give(folder: Path, ca: CertifiedKey, name: str, asked: Asked) -> None:
-    """Put a new certificate and key into a party's folder; a server keeps its hosts unless others are given."""
-    place, hosts = _place(folder, name), asked.hosts
-    if name in SERVERS and not hosts:
-        own = place / "cert.pem"
-        hosts = authority.hosts_in(certificates.load_certificate(own, ADVICE)) if own.exists() else HOSTS
-    pair = authority.issue(ca, Identity.named(name), asked.days, hosts)
-    place.mkdir(mode=0o700, exist_ok=True)
-    _put(place / "key.pem", pair.key_pem, PRIVATE)
-    _put(place / "cert.pem", pair.certificate_pem, PUBLIC)
-    _put(place / "ca.pem", ca.certificate_pem, PUBLIC)
+def _check_request(
+    request: SigningRequest, terms: SigningTerms, register: Register, owners: Mapping[bytes, str]
+) -> None:
+    """Refuse a request of another role than the operator named, or of a name or key that another party has."""
+    who, path = request.who, request.path
+    role = who.name if who.role == "server" else "client"
+    if role != terms.role:
+        raise ConfigError(
+            f"{path} asks for the role {role}, and you sign for {terms.role}; give --role {role} if it is meant"
+        )
+    if who.name in register.revoked:
+        raise ConfigError(f"client {who.name!r} was revoked and gets no certificate; it needs another name")
+    signed = who.name in register.clients or who.name in owners.values()
+    if signed and not terms.renew:
+        raise ConfigError(
+            f"{who.name!r} has a certificate already: if its owner asks for a renewal, sign with --renew; if not, "
+            f"{path} is of somebody who wants to pass for {who.name!r}"
+        )
+    if not signed and terms.renew:
+        raise ConfigError(f"{who.name!r} has no certificate to renew; sign without --renew")
+    other = owners.get(spki(request.key), who.name)
+    if other != who.name:
+        raise ConfigError(f"{path} has the key of {other!r}; every party has a key of its own")
 
 
-def _party(folder: Path, name: str, register: Register, added: Sequence[str], renewed: Sequence[str]) -> Party:
-    place = _place(folder, name)
-    own = place / "cert.pem"
-    state: State = "new" if name in added else "renewed" if name in renewed else "as before"
+def _signed(folder: Path, register: Register) -> Iterator[tuple[str, x509.Certificate]]:
+    for name in (*SERVERS, *register.clients, *register.revoked):
+        if (certificate := _certificate(folder, name)) is not None:
+            yield name, certificate
+
+
+def _certificate(folder: Path, name: str) -> x509.Certificate | None:
+    path = place_of(folder, name) / "cert.pem"
+    return certificates.load_certificate(path, ADVICE) if path.exists() else None
+
+
+def _party(folder: Path, name: str, register: Register) -> Party:
+    certificate = _certificate(folder, name)
+    expires = None if certificate is None else certificate.not_valid_after_utc
     return Party(
         who=Identity.named(name),
-        folder=place,
+        folder=place_of(folder, name),
         number=register.clients.get(name, register.revoked.get(name)),
-        state="revoked" if name in register.revoked else state,
-        expires=certificates.load_certificate(own, ADVICE).not_valid_after_utc if own.exists() else None,
+        state="revoked" if name in register.revoked else _state(expires),
+        expires=expires,
     )
 
 
-def _put(path: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically, with its final permissions from the start."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-    partial.replace(path)
+def _state(expires: datetime | None) -> State:
+    if expires is None:
+        return "no certificate"
+    left = expires - datetime.now(UTC)
+    return "valid" if left > SOON else "expires soon" if left.total_seconds() > 0 else "expired"

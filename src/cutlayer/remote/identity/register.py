@@ -7,6 +7,10 @@
     [revoked]
     "eve" = 1
 
+    [samples]
+    "ann" = 600
+
+The last table may be left out: the most samples for training that a client is believed to have.
 Certificates are renewed while names stay, so the list says nothing about certificates. A number is never reused, as it
 identifies what a client did in a run. Reading is cheap and the file is replaced atomically, so a running server may
 read it at every handshake.
@@ -16,18 +20,17 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cutlayer.errors import ConfigError, LinkError
 
 SERVERS = ("train", "fed")
+NEEDED = ("clients", "revoked")  # tables of the list
 MOST_LETTERS = 64  # of a common name, by X.509
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_LETTERS - 1}}}")
-COPY_FOLDER = (
-    "a server needs the list of clients that `cutlayer keys` writes beside its certificate: copy the whole folder"
-)
+COPY_FOLDER = "a server needs the list of clients that `cutlayer keys` writes beside its certificate: copy it here, too"
 
 
 def check_name(name: str) -> None:
@@ -55,10 +58,11 @@ def content(path: Path, advice: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Register:
-    """The clients that may join and those that were revoked, with their numbers."""
+    """The clients that may join and those that were revoked, with their numbers; `samples` are the most of a client."""
 
     clients: Mapping[str, int] = field(default_factory=dict)
     revoked: Mapping[str, int] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "Register":
@@ -76,8 +80,8 @@ class Register:
             raise LinkError(f"client {name!r} was revoked and may not join; it needs a certificate with another name")
         if name not in self.clients:
             raise LinkError(
-                f"client {name!r} is not in this server's list of clients; add it with "
-                f"`cutlayer keys FOLDER --clients {name}` and copy the new clients.toml to the servers"
+                f"client {name!r} is not in this server's list of clients; sign its request with `cutlayer keys sign` "
+                "and copy the new clients.toml to the servers"
             )
         return self.clients[name]
 
@@ -96,7 +100,7 @@ class Register:
             if name not in clients:
                 clients[name] = following
                 following += 1
-        return Register(clients=clients, revoked=self.revoked)
+        return replace(self, clients=clients)
 
     def revoking(self, names: Iterable[str]) -> "Register":
         """Revoke these clients; their numbers stay taken."""
@@ -108,22 +112,27 @@ class Register:
                 why = "is revoked already" if name in revoked else "is not in the list of clients"
                 raise ConfigError(f"client {name!r} cannot be revoked: it {why}")
             revoked[name] = clients.pop(name)
-        return Register(clients=clients, revoked=revoked)
+        return replace(self, clients=clients, revoked=revoked)
 
     def as_toml(self) -> str:
         """Return the list as the text that `read` reads."""
         return "\n".join(
             f"[{table}]\n" + "".join(f'"{name}" = {number}\n' for name, number in entries.items())
             for table, entries in asdict(self).items()
+            if entries or table in NEEDED
         )
 
 
 def _check(document: dict[str, Any], path: Path) -> None:
     """Refuse a list that was cut short, or edited by hand so that a name or a number is in it twice."""
-    tables = document.values()
-    if document.keys() != {"clients", "revoked"} or not all(isinstance(entries, dict) for entries in tables):
-        raise ConfigError(f"{path} must have the tables [clients] and [revoked], each of lines name = number, no more")
-    pairs = [pair for entries in tables for pair in entries.items()]
+    if set(NEEDED) != document.keys() - {"samples"} or not all(isinstance(table, dict) for table in document.values()):
+        raise ConfigError(
+            f"{path} must have the tables [clients] and [revoked], each of lines name = number, and may have [samples]"
+        )
+    pairs = [pair for table in NEEDED for pair in document[table].items()]
+    for name, number in document.get("samples", {}).items():
+        if name not in dict(pairs) or type(number) is not int or number < 1:
+            raise ConfigError(f"{path}: {name!r} = {number!r} in [samples] is not a client of the list and its samples")
     for name, number in pairs:
         if not NAME.fullmatch(name) or name in SERVERS or type(number) is not int or number < 0:
             raise ConfigError(f"{path}: {name!r} = {number!r} is not the name of a client and its number, from 0 up")

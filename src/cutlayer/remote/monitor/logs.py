@@ -8,18 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from cutlayer.core.text import printable
 from cutlayer.errors import ConfigError
 
-MOST_CHARACTERS = 200  # of a text that a client gave
 MOST_OF_A_MESSAGE = 2000
 MOST_ITEMS = 100  # of a list
 NEEDS_QUOTES = frozenset(' ="')
-
-
-def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Escape line ends, terminal escapes and other characters that do not print, and cut a text that is too long."""
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: most + 1])
-    return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
 
 
 def event(log: logging.Logger, level: int, message: str, **fields: Any) -> None:

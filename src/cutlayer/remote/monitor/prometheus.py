@@ -21,11 +21,18 @@ OF_THE_RUN: tuple[tuple[Kind, str, str, Callable[[RunStatus], float | None]], ..
     ("gauge", "round_seconds", "How long the last round took.", lambda r: r.round_seconds),
     ("gauge", "loss", "The mean of the last round's batch losses.", lambda r: r.loss),
     ("gauge", "accuracy", "The test accuracy when it was last measured.", lambda r: r.accuracy),
+    ("counter", "guarded", "Updates that the guard dropped since the server started.", lambda r: r.guarded),
     (
         "counter",
         "connections_refused",
         "Connections of others than clients that were refused.",
         lambda r: r.refused_connections,
+    ),
+    (
+        "counter",
+        "handshakes_failed",
+        "Connections that showed no certificate that is accepted.",
+        lambda r: r.failed_handshakes,
     ),
 )
 OF_EACH_CLIENT: tuple[tuple[Kind, str, str, Callable[[ClientStatus], float]], ...] = (

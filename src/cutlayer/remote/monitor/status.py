@@ -3,16 +3,19 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from cutlayer.remote.monitor.logs import event, printable
+from cutlayer.core.text import printable
+from cutlayer.remote.monitor.logs import event
 from cutlayer.runs.stopping import Record
 
 State = Literal["away", "joined", "training", "waiting", "slow", "lost", "refused", "done"]
 STATES: tuple[State, ...] = get_args(State)
+MOST_REFUSALS, REFUSALS_SECONDS = 100, 60.0  # that are logged in this time: nobody fills the disk from outside
 HERE: frozenset[State] = frozenset({"joined", "training", "waiting", "slow"})  # has a session
 
 log = logging.getLogger(__name__)
@@ -53,7 +56,9 @@ class RunStatus:
     round_seconds: float | None = None  # of the last round that ended
     loss: float | None = None  # of that round
     accuracy: float | None = None  # when it was last measured
+    guarded: int = 0  # updates that were dropped since this server started
     refused_connections: int = 0
+    failed_handshakes: int = 0
     clients: dict[int, ClientStatus] = field(default_factory=dict)
 
     @property
@@ -81,6 +86,8 @@ class Board:
         self._lock, self._clock = threading.Lock(), clock
         self._began = self._round_began = clock()
         self._ended: float | None = None
+        self._refusals: deque[float] = deque(maxlen=MOST_REFUSALS)  # when the last ones were logged
+        self._not_logged = 0  # refusals since then
         self._met: set[int] = set()  # clients that have joined at least once
         self._asked: dict[int, float] = {}  # when each client that owes an answer was asked
         for number, client in (expected or {}).items():
@@ -167,10 +174,24 @@ class Board:
         self._leave(number, "away", HERE, "client left")
 
     def refused_connection(self, reason: str) -> None:
-        """The server turned away somebody who is not a client of this run."""
+        """The server turned away somebody who is not a client of this run; a flood is only counted."""
         with self._lock:
             self._run.refused_connections += 1
-        event(log, logging.WARNING, "connection refused", reason=reason)
+            now = self._clock()
+            if len(self._refusals) == MOST_REFUSALS and now - self._refusals[0] < REFUSALS_SECONDS:
+                self._not_logged += 1
+                return
+            self._refusals.append(now)
+            missing = {"not_logged": self._not_logged} if self._not_logged else {}
+            self._not_logged = 0
+        event(log, logging.WARNING, "connection refused", reason=reason, **missing)
+
+    def failed_handshakes(self, number: int, addresses: Mapping[str, int]) -> None:
+        """So many connections have shown no certificate in time, or none that is accepted."""
+        with self._lock:
+            self._run.failed_handshakes += number
+        known = {"addresses": addresses} if addresses else {}
+        event(log, logging.WARNING, "handshakes failed", number=number, **known)
 
     def round_began(self, round: int, ids: Iterable[int]) -> None:
         """A round, counted from 1, begins with these clients; the others that have a session stand by."""
@@ -190,6 +211,7 @@ class Board:
         with self._lock:
             run = self._run
             run.rounds_ended += 1
+            run.guarded += record.get("guarded", 0)
             run.round_seconds = self._clock() - self._round_began
             tested = record.get("test_accuracy", record.get("federated_accuracy", run.accuracy))
             run.loss, run.accuracy = record.get("loss"), tested

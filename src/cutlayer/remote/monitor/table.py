@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cutlayer.core.text import human_bytes, human_seconds, percent
+from cutlayer.core.text import human_bytes, human_seconds, percent, printable
 from cutlayer.remote.monitor import status
-from cutlayer.remote.monitor.logs import MOST_OF_A_MESSAGE, printable
+from cutlayer.remote.monitor.logs import MOST_OF_A_MESSAGE
 from cutlayer.remote.monitor.status import STATES, Board, ClientStatus, RunStatus, State
 
 PER_SECOND = 2
@@ -111,6 +111,7 @@ def _heading(run: RunStatus) -> tuple[Text, Text]:
     known = [f"loss {loss}", f"accuracy {percent(run.accuracy)}"]
     known += [f"{human_bytes(run.bytes_up)} up", f"{human_bytes(run.bytes_down)} down"]
     known += [f"connections refused: {run.refused_connections}"] if run.refused_connections else []
+    known += [f"handshakes failed: {run.failed_handshakes}"] if run.failed_handshakes else []
     first = _line(f"{run.name}, {run.method}: {where}, {human_seconds(run.elapsed)}", "bold")
     return first, _line(", ".join(known))
 

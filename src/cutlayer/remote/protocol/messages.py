@@ -6,13 +6,13 @@ loaded its data for this run it says `Ready`. Then the server sends `Work`, and 
 match each answer to its request; late answers and duplicates are dropped.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from cutlayer.remote.protocol.commands import AnyCommand
 
-PROTOCOL = 3
+PROTOCOL = 4
 SERVICE = "cutlayer.Link"
 JOIN = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"
@@ -22,15 +22,13 @@ MOST_BYTES = 2**40  # of one message from a server; memory is allocated only for
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(max_length=2000)]
-Packing = Literal["raw", "bf16", "int8"]
 
 
 class TensorForm(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The type and shape of a tensor, and how its bytes are packed."""
+    """The type and shape of a tensor."""
 
     dtype: Annotated[str, Meta(max_length=16)]
     shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
-    packing: Packing = "raw"
 
 
 TensorForms = Annotated[tuple[TensorForm, ...], Meta(max_length=20_000)]
@@ -64,7 +62,6 @@ class Welcome(Message, frozen=True, tag="welcome"):
     session: Count
     client: Count  # its number
     run: Annotated[str, Meta(max_length=100_000)]  # the configuration, as TOML
-    packing: Packing  # of the activations that go up
 
 
 class Ready(Message, frozen=True, tag="ready"):

@@ -54,11 +54,11 @@ class RayBackend:
         data, partition = job.data, job.partition
         if data.y.device.type != "cpu":
             raise ConfigError(f"engine 'ray' computes on CPUs, but the data are on {data.y.device}; use device = cpu")
-        self.job, self.engine, self.memory = job, engine, KnownVersions()
+        self.job, self.engine, self.memory, self.coders = job, engine, KnownVersions(), job.coders
         self.names, self.samples_of, self.num_classes = job.names, job.samples_of, data.num_classes
         self.resolved = {"engine": self.name, "server_engine": engine.name}
         self._losses = 0  # attempts at this round in which every client was lost
-        self._program = Program(job.method)
+        self._program = Program(job.method, job.coders)
         self._shapes = ShapeRunner(self._program, data.take([0]))
         self._ray = CLUSTER.take()
         self._workers: list[WorkerActor] = []

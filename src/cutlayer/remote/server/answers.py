@@ -1,19 +1,24 @@
 """Checks of clients' answers: a server trusts nothing that a client sends before it has passed them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from cutlayer.core.kinds import LABELS
+from cutlayer.core.codec import Coder
+from cutlayer.core.kinds import LABELS, Kind
 from cutlayer.core.tree import Tree
 from cutlayer.errors import WireError
 from cutlayer.remote.server.queue import Request
 
 
 def checked(
-    request: Request, numbers: Sequence[float], tensors: Sequence[Tensor], num_classes: int | None
+    request: Request,
+    numbers: Sequence[float],
+    tensors: Sequence[Tensor],
+    num_classes: int | None,
+    coders: Mapping[Kind, Coder],
 ) -> list[Tree]:
     """Return the values of an answer; raise WireError if they are not what the request asked for."""
     asked = [(kind, a) for kind, flat in request.expected for a in flat.tensors]
@@ -28,7 +33,12 @@ def checked(
     for kind, number in zip(number_kinds, numbers, strict=True):
         if not math.isfinite(number):
             raise WireError(f"a number among the {kind} is not finite")
-    return request.values(numbers, tensors)
+    values = request.values(numbers, tensors)
+    by_name = {kind.name: coder for kind, coder in coders.items()}
+    for (kind, _), value in zip(request.expected, values, strict=True):
+        if kind in by_name:
+            by_name[kind].check(value)
+    return values
 
 
 def _check(kind: str, a: Tensor, wanted: Tensor, num_classes: int | None) -> None:

@@ -19,6 +19,7 @@ from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.queue import Request
 from cutlayer.remote.server.sessions import Answered, ClientSession, Joined, Lost, RoundId, Sessions
+from cutlayer.remote.server.waits import Wait, Waits
 from cutlayer.remote.tensors.trees import sendable
 
 AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the other to say who answered
@@ -79,6 +80,7 @@ class RoundExchange:
     ids: Ids
     deadline: float  # seconds that `up` waits
     kept: KnownVersions
+    waits: Waits = field(default_factory=Waits)
     watcher: Watcher = field(default_factory=NoWatcher)
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
 
@@ -90,6 +92,8 @@ class RoundExchange:
         self.lost: set[int] = set()
         self.heard: dict[int, int] = {}  # the session in which each client answered here in this round
         self.fed_values = FedValues(self.sessions, self.round.token)
+        self._round_end = self.waits.round_end()
+        self._pace: float | None = None
         self._held = {j: self.kept.held(j) for j in self.ids}  # at the beginning of the round
         self._number = 0  # of the last `up`
         self._link_number = self.peer.link_number
@@ -112,35 +116,48 @@ class RoundExchange:
     def ask(self, requests: Mapping[int, Request], home: Place) -> tuple[Ids, dict[int, list[Tree]]]:
         """Send the requests; return who answered, and their values if this process holds the place they go to."""
         self._waiting, self._came, self._agreed = {}, {}, None
-        decides = self.peer.has(home)
         for j, request in requests.items():
             self._ask(j, request)
         self.sessions.flush()
-        end = time.monotonic() + self.deadline + (0 if decides else AGREEMENT)
-        while (self._waiting if decides else self._agreed is None) and (left := end - time.monotonic()) > 0:
-            self._happened(self.sessions.receive(left))
-        answered = self._decided(requests, decides)
+        answered = self._decided(requests) if self.peer.has(home) else self._told(requests)
         self.lost |= requests.keys() - set(answered)
         if not set(self.ids) - self.lost:
             raise AllClientsLost(f"round {self.round.number + 1}: every client is lost", self._refused)
         return answered, self._came
 
-    def _decided(self, requests: Mapping[int, Request], decides: bool) -> Ids:
-        if not decides:
-            if self._agreed is None:
-                raise PeerLost("the other server has not said who answered")
-            for j in requests.keys() - set(self._agreed):
-                self._lose(j, "it did not answer the other server")
-            for j in self._agreed:
-                session = self.sessions.get(j)
-                self.heard.setdefault(j, -1 if session is None else session.number)
-            return self._agreed
+    def _decided(self, requests: Mapping[int, Request]) -> Ids:
+        """Wait for these clients, and decide who has answered."""
+        wait = Wait(
+            waits=self.waits,
+            asked=len(requests),
+            deadline=self.deadline,
+            round_end=self._round_end,
+            others=bool(set(self.alive(self.ids)) - requests.keys()),
+            pace=self._pace,
+        )
+        while self._waiting and (left := wait.left(len(self._came))) > 0:
+            self._happened(self.sessions.receive(left))
+        self._pace = wait.next_pace
         for j in tuple(self._waiting):
             self.watcher.slow(j)
-            self._lose(j, f"it gave no answer within {self.deadline:g} seconds")
+            self._lose(j, wait.why)
         answered = tuple(j for j in requests if j in self._came)
         self.peer.tell(Respondents(token=self.round.token, number=self._number, ids=answered))
         return answered
+
+    def _told(self, requests: Mapping[int, Request]) -> Ids:
+        """Wait for the other server to say who has answered."""
+        end = time.monotonic() + self.deadline + AGREEMENT
+        while self._agreed is None and (left := end - time.monotonic()) > 0:
+            self._happened(self.sessions.receive(left))
+        if self._agreed is None:
+            raise PeerLost("the other server has not said who answered")
+        for j in requests.keys() - set(self._agreed):
+            self._lose(j, "it did not answer the other server")
+        for j in self._agreed:
+            session = self.sessions.get(j)
+            self.heard.setdefault(j, -1 if session is None else session.number)
+        return self._agreed
 
     def _happened(self, event: object) -> None:
         match event:

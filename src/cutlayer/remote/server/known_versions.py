@@ -9,6 +9,7 @@ downloads the value again.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cutlayer.core.crossing import mark_of
 from cutlayer.core.tree import Tree
 from cutlayer.remote.protocol.messages import KeptVersion
 from cutlayer.remote.server.shape_runner import ShapeRunner, Spec
@@ -62,7 +63,7 @@ class KnownVersions:
 
     def spec(self, name: str, shapes: ShapeRunner) -> Spec:
         """Return the form of the value that is kept under a name."""
-        return shapes.put(self._shapes[name])
+        return shapes.put(self._shapes[name], mark_of(name))
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint; clients that come back state again what they hold."""

@@ -5,15 +5,16 @@ that of the step before, and need not be sent again.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cutlayer.core import tree
 from cutlayer.core.kinds import Parcel
-from cutlayer.core.tree import Handle, Tree
+from cutlayer.core.tree import Pending, Tree
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.server.shape_runner import SOME_KEY, ShapeRunner, Spec
 from cutlayer.remote.tensors.trees import Flat, filled, flatten
@@ -33,7 +34,7 @@ class Request(NamedTuple):
         return [filled(flat.structure, number, tensor) for _, flat in self.expected]
 
 
-class Ref(Handle):
+class Ref(Pending):
     """A value at a client. Its fields are refs, too."""
 
     __slots__ = ("queue", "slot", "spec")
@@ -43,6 +44,14 @@ class Ref(Handle):
 
     def item(self, name: str) -> "Ref":
         return self.queue.field(self, name)
+
+    @property
+    def bare(self) -> Tree:
+        return self.spec.bare
+
+    @property
+    def signature(self) -> Hashable:
+        return tree.signature(self.spec.bare)
 
     def __del__(self) -> None:
         self.queue.freed.append(self.slot)

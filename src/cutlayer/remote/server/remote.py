@@ -126,7 +126,7 @@ class Remote(RoundExchange):
             raise WireError(f"it refuses: {answer.where}: {answer.reason}")
         if answer.token != self.round.token:
             raise WireError("its answer is of another attempt at the round")
-        values = checked(request, answer.numbers, event.tensors, self.num_classes)
+        values = checked(request, answer.numbers, event.tensors, self.num_classes, self.program.coders)
         return [tree.map(lambda a: a.to(self.device), value) for value in values]
 
     def finish(self) -> None:

@@ -22,18 +22,22 @@ from cutlayer.data.sample import DTYPES, Sample
 from cutlayer.engines.auto import EngineSetting, chosen_for_servers
 from cutlayer.errors import ConfigError, LinkError, UnknownNameError
 from cutlayer.remote.device.session import forms_of
-from cutlayer.remote.identity.certificates import Credentials
+from cutlayer.remote.identity.certificates import Credentials, warning_of_expiry
 from cutlayer.remote.identity.register import Register
 from cutlayer.remote.monitor.status import Board
-from cutlayer.remote.protocol.messages import Packing, Ready
+from cutlayer.remote.server.ceilings import Ceilings
+from cutlayer.remote.server.claims import Claims
 from cutlayer.remote.server.deployment import DeviceBackend
 from cutlayer.remote.server.device_tests import DeviceTests
+from cutlayer.remote.server.guests import Guests
+from cutlayer.remote.server.handshakes import Handshakes
 from cutlayer.remote.server.peer import NoPeer, Peer, PeerLost
 from cutlayer.remote.server.sessions import Sessions
 from cutlayer.remote.server.streams import OVER, Admission, listen
-from cutlayer.remote.tensors.packing import CODECS
+from cutlayer.remote.server.waits import Waits
 from cutlayer.runs import build, config
 from cutlayer.runs.checks import RunPlan, check_run
+from cutlayer.runs.codecs import coders
 from cutlayer.runs.config import Run
 from cutlayer.runs.examination import Examination
 from cutlayer.runs.folder import Folder
@@ -47,7 +51,6 @@ log = logging.getLogger("cutlayer")
 Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
 MODELS_WORTH = 4  # a delivery may be as large as so many models: a model with its moments, and more
-MOST_SAMPLES = 100_000_000  # that a client may claim: the number sets its weight and the steps of a round
 GOODBYE_SECONDS = 2.0
 
 
@@ -59,12 +62,13 @@ class Serving:
     keys: Path | None = None  # the server's own folder of keys; None: plaintext, open to everybody
     deadline: float = 60.0  # seconds that a client has for an answer
     patience: float = 60.0  # seconds that a round waits for missing clients
+    waits: Waits = field(default_factory=Waits)  # how slow a client may be compared with others, and a round in all
     least: int | None = None  # clients that a round needs; by default all for the first round, then any number
     linger: float = 0.0  # seconds to wait at the end for lost clients, to tell them that the run is over
-    packing: Packing = "raw"  # of the activations that go up
     role: Role = "both"  # the training server, the fed server, or both in one process
     train: str | None = None  # the address of the training server, for a fed server
     plugins: Mapping[str, str] = field(default_factory=dict)
+    ceilings: Ceilings = field(default_factory=Ceilings)
 
     def __post_init__(self) -> None:
         check_positive("deadline", self.deadline)
@@ -72,9 +76,8 @@ class Serving:
             raise ConfigError(f"patience is {self.patience}; it must be at least 0 seconds")
         if self.least is not None and self.least < 1:
             raise ConfigError(f"least is {self.least}; a round needs at least 1 client")
-        for kind, name, known in (("packing", self.packing, CODECS), ("role", self.role, get_args(Role))):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
+        if self.role not in get_args(Role):
+            raise UnknownNameError("role", self.role, get_args(Role))
         if (self.role == "fed") != (self.train is not None):
             raise ConfigError("a fed server of its own needs to know the training server, and only that one: --train")
 
@@ -111,6 +114,8 @@ class RunServer:
     def __init__(self, run: Run, serving: Serving, board: Board, samples: ServerData, root: Path | None = None) -> None:
         self.run, self.serving, self.board, self.samples = run, serving, board, samples
         self.sessions = Sessions()
+        clients = None if serving.keys is None else serving.keys / "clients.toml"
+        self.guests = Guests(path=clients, sessions=self.sessions, board=board)
         self.peer: Peer | NoPeer = NoPeer()
         if serving.role != "both":
             self.peer = Peer("server" if serving.role == "train" else "fed", serving.train)
@@ -134,12 +139,14 @@ class RunServer:
             name=run.method.name,
         )
         check_run(plan)
+        self.coders = coders(run.codecs, split, few.x)
         self._setting = EngineSetting(
             split=split, like=few, batch=run.batching.size, clients=run.per_round or run.clients, chunk=run.chunk
         )
         self._engine(run)  # report a mistake before anyone can join
         self._sampler = build.sampler(run)
         build.meters(run)  # likewise
+        self._list = None if serving.keys is None else serving.keys / "clients.toml"
         self._expected = run.clients  # how many clients a round waits for
         self._present: set[int] = set()
 
@@ -157,12 +164,14 @@ class RunServer:
             examination = Examination.of(self.method, metrics)
         devices = DeviceBackend(
             method=self.method,
+            coders=self.coders,
             sessions=self.sessions,
             sample=self.samples.like,
             examination=examination,
             engine=self._engine(run),
             device=run.device,
             deadline=self.serving.deadline,
+            waits=self.serving.waits,
             gather=self.gather,
             on_begin=lambda round, ids: self.board.round_began(round + 1, ids),
             watcher=self.board,
@@ -176,6 +185,8 @@ class RunServer:
             sampler=self._sampler,
             seed=run.seed,
             precision=run.precision,
+            guard=run.guard,
+            most_weight=run.most_weight,
             meters=build.meters(run),
         )
         test = None if self.peer.apart else self.samples.test  # neither server can compute the whole model
@@ -202,6 +213,7 @@ class RunServer:
 
         Later rounds do not wait for the missing clients until they are back.
         """
+        self.guests.look()
         begin = time.monotonic()
         fewest = needs_of(self.method).fewest_clients
         least = self.serving.least or (self.run.clients if round == 0 else fewest)
@@ -235,23 +247,31 @@ class RunServer:
             raise ConfigError(
                 f"{self.serving.keys} holds the keys of {credentials.name!r}; this server needs those of {name!r}"
             )
+        ceilings = self.serving.ceilings
+        handshakes = Handshakes(ceilings.handshake, self.board.failed_handshakes, ceilings.of_an_address)
         admission = Admission(
             sessions=self.sessions,
             run=config.dumps(self.run),
             number_of=self._numbers(),
-            check=self._check,
+            check=Claims.of(self.run, self.method, forms_of(self.samples.like), ceilings.steps, self._list).check,
             plugins=self.serving.plugins,
             watcher=self.board,
             secure=credentials is not None,
-            packing=self.serving.packing,
             peer=self.peer,
             # Generous: each delivery is checked exactly once it is asked for.
             most_bytes=0 if self.peer.commands else MODELS_WORTH * num_bytes(self.method.model.initial()) + 2**20,
+            ceilings=ceilings,
+            handshakes=handshakes,
         )
         server, port = listen(self.serving.listen, credentials, admission, self.run.clients)
         self.farewell = "the server stops for now"
         try:
-            with self.peer.linked(credentials):
+            with (
+                self.peer.linked(credentials),
+                self.guests.watched(),
+                handshakes.watched(),
+                warning_of_expiry(credentials),
+            ):
                 yield f"{self.serving.listen.rpartition(':')[0]}:{port}"
         finally:
             for j in self.sessions.present():
@@ -265,20 +285,10 @@ class RunServer:
         while self.sessions.met - self.sessions.present().keys() and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
 
-    def _check(self, ready: Ready) -> None:
-        wanted = forms_of(self.samples.like)
-        if ready.sample != wanted:
-            raise LinkError(f"its samples are {_words(ready.sample)}, but those of this run are {_words(wanted)}")
-        claimed = max(ready.samples, ready.tests)
-        if claimed > MOST_SAMPLES:
-            raise LinkError(f"it says that it holds {claimed} samples; no more than {MOST_SAMPLES} are believed")
-        if ready.samples < 2:
-            raise LinkError(f"it holds {ready.samples} samples; at least 2 are needed to train")
-
     def _numbers(self) -> Callable[[str], int]:
-        if self.serving.keys is None:
+        path = self._list
+        if path is None:
             return _first_come(self.run.clients, self.sessions)
-        path = self.serving.keys / "clients.toml"
         Register.read(path)  # report a mistake before anyone can join
         planned = self.run.devices is not None or needs_of(self.method).num_clients is not None
 
@@ -319,10 +329,6 @@ def _first_come(num_clients: int, sessions: Sessions) -> Callable[[str], int]:
     return number
 
 
-def _words(forms: tuple[object, ...]) -> str:
-    return ", ".join(f"{f.dtype} {tuple(f.shape)}" for f in forms)  # type: ignore[attr-defined]
-
-
 def serve(
     run: Run,
     folder: Folder,
@@ -336,6 +342,7 @@ def serve(
 ) -> Training:
     """Serve a run to its end; a run that was begun in this folder resumes from its newest checkpoint."""
     server = RunServer(run, serving, board, samples_of(run, root, test), root)
+    folder.refuse_if_in_use()  # before any device comes
     if not overwrite:
         check_resumable(run, folder)
     with server.open() as address:

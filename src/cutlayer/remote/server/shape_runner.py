@@ -18,7 +18,7 @@ from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.memory import Memory
 from cutlayer.core.program import Program
 from cutlayer.core.tree import Tree
-from cutlayer.core.values import Block, PerClient
+from cutlayer.core.values import Block, Mark, PerClient
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
@@ -50,9 +50,9 @@ class ShapeRunner:
         self._known: dict[Any, tuple[Spec, ...]] = {}
         self._specs: dict[Any, Spec] = {}
 
-    def put(self, value: Tree) -> Spec:
+    def put(self, value: Tree, mark: Mark | None = None) -> Spec:
         """Return the spec of a value that goes down. A lone number keeps its value, because it may be a cut."""
-        return self._spec(PerClient("clients", [Block((CLIENT,), tree.shapes(value), stacked=False)]))
+        return self._spec(PerClient("clients", [Block((CLIENT,), tree.shapes(value), stacked=False, gives=mark)]))
 
     def after(self, command: c.AnyCommand, arguments: tuple[Spec, ...], numbers: tuple[int, ...]) -> tuple[Spec, ...]:
         """Return the results of a command whose slots are the places of its arguments, then of its results."""

@@ -10,19 +10,23 @@ from typing import Any
 
 from torch import Tensor
 
-from cutlayer.errors import ConfigError, LinkError, WireError
+from cutlayer.errors import ConfigError, LinkError, UsageError, WireError
 from cutlayer.remote.identity.certificates import Credentials, grpc_server_credentials, identity_of
 from cutlayer.remote.monitor.status import Board
 from cutlayer.remote.protocol import messages as m
+from cutlayer.remote.server.ceilings import MOST_STREAMS, Ceilings, OpenStreams
+from cutlayer.remote.server.handshakes import Handshakes
 from cutlayer.remote.server.peer import NoPeer, Outbox, Peer
 from cutlayer.remote.server.sessions import REPLACED, Answered, ClientSession, Sessions
 from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 from cutlayer.version import __version__
 
-HELLO_SECONDS, READY_SECONDS = 30.0, 600.0  # a device may take long to load its data
+HELLO_SECONDS, READY_SECONDS = 10.0, 600.0  # a device may take long to load its data
 GOODBYE_SECONDS = 5.0  # for a client to read the last message
 CLIENT_HEADER = 2**20  # bytes of the longest header that a client may send
 MORE_STREAMS = 64  # beyond one for each client: for those that are refused or replaced
+IDLE_SECONDS = 20.0  # that a connection may last without a stream
+UNSURE = "the server cannot tell whether this client may join; its own log says why"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +36,32 @@ class Admission:
     sessions: Sessions
     run: str  # the configuration, as TOML
     number_of: Callable[[str], int]  # of a client's name; LinkError if the client may not join
-    check: Callable[[m.Ready], None]  # LinkError if the client's data do not fit the run
+    check: Callable[[str, m.Ready], None]  # takes the client's name; LinkError if its data do not fit the run
     plugins: Mapping[str, str]
     watcher: Board
     secure: bool
-    packing: m.Packing = "raw"
     peer: Peer | NoPeer = field(default_factory=NoPeer)  # the other server
     most_bytes: int = 0  # of a delivery that the other server has told a client to send
     pending: dict[int, "ClientStream"] = field(default_factory=dict)  # each client's last stream that is not ready yet
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    open_streams: OpenStreams = field(default_factory=OpenStreams)
+    handshakes: Handshakes = field(default_factory=Handshakes)
 
 
 def listen(address: str, credentials: Credentials | None, admission: Admission, most_clients: int) -> tuple[Any, int]:
     """Start a gRPC server and return it with its port; without credentials it is open to everybody."""
     import grpc
 
+    ceilings = admission.ceilings
     server = grpc.server(
         ThreadPoolExecutor(max_workers=most_clients + MORE_STREAMS, thread_name_prefix="stream"),
-        options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)],
+        options=[
+            *CHANNEL_OPTIONS,
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", ceilings.most_connections(most_clients)),
+            ("grpc.server_handshake_timeout_ms", round(ceilings.handshake * 1000)),
+            ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
+        ],
         maximum_concurrent_rpcs=most_clients + MORE_STREAMS,
     )
     handlers = {
@@ -60,9 +73,10 @@ def listen(address: str, credentials: Credentials | None, admission: Admission, 
         if credentials is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, grpc_server_credentials(credentials))
+            port = server.add_secure_port(address, grpc_server_credentials(credentials, admission.handshakes.begun))
     except RuntimeError:
         raise ConfigError(f"cannot listen on {address}: it is in use, or not an address of this machine") from None
+    admission.handshakes.port = port
     server.start()
     return server, port
 
@@ -73,11 +87,18 @@ def _opened(
     """Return what goes to the other end of a stream, or abort the stream if it may not be opened."""
     import grpc
 
+    peer = context.peer()
+    admission.handshakes.opened(peer)
+    if not context.add_callback(lambda: admission.handshakes.closed(peer)):
+        admission.handshakes.closed(peer)
     try:
         stream = opener(admission, requests, context)
     except LinkError as error:
-        admission.watcher.refused_connection(f"{context.peer()}: {error}")
+        admission.watcher.refused_connection(f"{peer}: {error}")
         context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+    except Exception as error:  # such as a damaged list of clients; what is wrong here is not for a client to know
+        admission.watcher.refused_connection(f"{peer}: {error}")
+        context.abort(grpc.StatusCode.UNAVAILABLE, UNSURE)
     return stream
 
 
@@ -106,9 +127,18 @@ class ClientStream:
         self.session_number: int | None = None
         self.number = -1
         self.session: ClientSession | None = None
+        self.returns = True  # whether the client may come back after its session
         self.decoder = Decoder(m.FromClient, lambda: self.session.most_bytes if self.session else 0, CLIENT_HEADER)
         self._timer = threading.Timer(0.0, lambda: None)
-        context.add_callback(self._gone)
+        if name is not None and (other := admission.open_streams.enter(name, self)):
+            other.give_way(f"it has more than {MOST_STREAMS} streams at once; the oldest has to end")
+        if not context.add_callback(self._gone):
+            self._gone()
+
+    def give_way(self, reason: str) -> None:
+        """End at once: whoever opens too many streams is not waited for to read why."""
+        self.admission.watcher.refused_connection(f"{self.name}: {reason}")
+        self.context.cancel()
 
     def run(self) -> Iterator[bytes]:
         """Start to read what the client sends; yield what goes to it."""
@@ -128,11 +158,14 @@ class ClientStream:
             self._misbehaved(str(error))
         except LinkError as error:
             self._deny(str(error), final=True)
+        except (UsageError, OSError, RuntimeError) as error:  # such as a damaged list of clients, or no more threads
+            self._deny(str(error), told=UNSURE)
         except Exception as error:  # gRPC's own errors when a peer vanishes have no common class
             self._over(f"the connection broke: {type(error).__name__}")
 
     def _gone(self) -> None:
         self._timer.cancel()
+        self.admission.open_streams.leave(self.name or "", self)
         self._over("the connection is gone")
 
     def _later(self, seconds: float, action: Callable[[], object]) -> None:
@@ -166,9 +199,7 @@ class ClientStream:
         _check_version(hello)
         _check_plugins(hello.plugins, self.admission.plugins)
         self.session_number = self.admission.sessions.new_session()
-        welcome = m.Welcome(
-            session=self.session_number, client=self.number, run=self.admission.run, packing=self.admission.packing
-        )
+        welcome = m.Welcome(session=self.session_number, client=self.number, run=self.admission.run)
         self._send(welcome)
         self._later(READY_SECONDS, lambda: self._deny(f"it was not ready within {READY_SECONDS:g} seconds"))
         other = self.admission.pending.pop(self.number, None)
@@ -177,7 +208,7 @@ class ClientStream:
             other._deny("the same client has come again")
 
     def _let_in(self, ready: m.Ready) -> None:
-        self.admission.check(ready)
+        self.admission.check(self.name or "", ready)
         self._timer.cancel()
         self.session = ClientSession(
             client=self.number,
@@ -195,14 +226,29 @@ class ClientStream:
         self.admission.sessions.join(self.session)
 
     def _send(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> int:
-        chunks = encode(message, tensors)
+        try:
+            chunks = encode(message, tensors)
+        except WireError as error:  # too long: the fewer samples a client has, the shorter
+            self._lose(f"what it has to do cannot be sent to it: {error}")
+            return 0
         self.out.put(chunks)
         return sum(map(len, chunks))
 
+    def _lose(self, reason: str) -> None:
+        """End the session for good."""
+        if self.session is not None:
+            self.admission.watcher.refused(self.number, reason)
+            self.returns = False
+            self.admission.sessions.leave(self.number, self.session.number, reason)
+
     def _farewell(self, reason: str) -> None:
         """Say why the session ends: after a Bye the client comes back, after anything else it does not."""
-        words = {OVER: m.Done(reason), REPLACED: m.Denied(reason, final=True)}.get(reason, m.Bye(reason[:2000]))
-        self._end(words)
+        if reason == OVER:
+            self._end(m.Done(reason))
+        elif reason == REPLACED or not self.returns:
+            self._end(m.Denied(reason[:2000], final=True))
+        else:
+            self._end(m.Bye(reason[:2000]))
 
     def _misbehaved(self, reason: str) -> None:
         if self.session is None:
@@ -211,9 +257,10 @@ class ClientStream:
             self.admission.watcher.refused(self.number, reason)
             self.admission.sessions.leave(self.number, self.session.number, f"refused: {reason}")
 
-    def _deny(self, reason: str, final: bool = False) -> None:
+    def _deny(self, reason: str, final: bool = False, told: str = "") -> None:
+        """Refuse the client; `told` is what it is told instead of the reason."""
         self.admission.watcher.refused_connection(f"{self.name or self.context.peer()}: {reason}")
-        self._end(m.Denied(reason[:2000], final))
+        self._end(m.Denied((told or reason)[:2000], final))
 
     def _end(self, words: m.Message) -> None:
         """Close the stream with these words, even if the client does not read."""

@@ -18,8 +18,8 @@ import msgspec
 from torch import Tensor
 
 from cutlayer.errors import WireError
-from cutlayer.remote.protocol.messages import PROTOCOL, Message, Packing, TensorForm
-from cutlayer.remote.tensors.packing import form_of, num_bytes, pack, unpack
+from cutlayer.remote.protocol.messages import PROTOCOL, Message, TensorForm
+from cutlayer.remote.tensors.forms import content, form_of, num_bytes, view
 
 CHUNK = 2**20  # bytes; if a message has several chunks, each has from one to two times as many
 MOST_HEADER = 64 * 2**20  # bytes: a round of FedAvg is one list, with a few commands for each step
@@ -46,12 +46,9 @@ PREFIX = _SIZES.size + 4
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message, tensors: Sequence[Tensor] = (), packing: Sequence[Packing] | None = None) -> list[bytes]:
+def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[bytes]:
     """Encode a message and its tensors as chunks; later changes of the tensors do not change them."""
-    how: Sequence[Packing] = ["raw"] * len(tensors) if packing is None else packing
-    if len(how) != len(tensors):
-        raise WireError(f"{len(tensors)} tensors need as many packings, but {len(how)} came")
-    forms = tuple(form_of(t, p) for t, p in zip(tensors, how, strict=True))
+    forms = tuple(map(form_of, tensors))
     if hasattr(message, "tensors"):
         message = msgspec.structs.replace(message, tensors=forms)
     elif forms:
@@ -59,7 +56,7 @@ def encode(message: Message, tensors: Sequence[Tensor] = (), packing: Sequence[P
     header = _encoder.encode(message)
     if len(header) > MOST_HEADER:
         raise WireError(f"a header of {len(header)} bytes is too long; at most {MOST_HEADER} travel")
-    buffers = [pack(t, p).numpy().data for t, p in zip(tensors, how, strict=True)]
+    buffers = [content(t).numpy().data for t in tensors]
     sizes = _SIZES.pack(MAGIC, PROTOCOL, len(header), sum(_aligned(len(b)) for b in buffers))
     head = memoryview(sizes + _checksum(sizes, header) + header)
     return _cut([part for buffer in (head, *buffers) for part in (buffer, memoryview(bytes(-len(buffer) % ALIGN)))])
@@ -103,10 +100,12 @@ class Decoder:
     """Reads messages from chunks. It trusts nothing, and allocates memory only for what has arrived.
 
     `of` is the union of the messages that may come, `most` the limit on the body in bytes; a function is called for
-    each message. Raw tensors are views of memory that nobody else uses. `size` is the length of the last message.
+    each message. Tensors are views of memory that nobody else uses. `size` is the length of the last message.
     """
 
-    def __init__(self, of: Any, most: int | Callable[[], int], most_header: int = MOST_HEADER) -> None:
+    def __init__(
+        self, of: Any, most: int | Callable[[], int], most_header: int | Callable[[], int] = MOST_HEADER
+    ) -> None:
         self._header: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(of)
         self._most, self._most_header = most, most_header
         self.size = 0
@@ -154,7 +153,7 @@ class Decoder:
         self._restart()
         self.size = prefix.end
         offsets = accumulate((_aligned(num_bytes(form)) for form in forms), initial=prefix.body_begin)
-        return message, [unpack(buffer, offset, form) for form, offset in zip(forms, offsets, strict=False)]
+        return message, [view(buffer, offset, form) for form, offset in zip(forms, offsets, strict=False)]
 
     def _read_prefix(self) -> _Prefix:
         magic, protocol, header, body = _SIZES.unpack_from(self._buffer)
@@ -165,8 +164,9 @@ class Decoder:
                 f"the other side speaks protocol {protocol} and this one {PROTOCOL}; install the same version of "
                 "cutlayer on both"
             )
-        if header > self._most_header:
-            raise WireError(f"a header of {header} bytes is too long; at most {self._most_header} are read")
+        most_header = self._most_header() if callable(self._most_header) else self._most_header
+        if header > most_header:
+            raise WireError(f"a header of {header} bytes is too long; at most {most_header} are read")
         most = self._most() if callable(self._most) else self._most
         if body > most:
             raise WireError(f"a body of {body} bytes is too long; at most {most} are expected now")

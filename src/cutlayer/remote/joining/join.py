@@ -1,15 +1,18 @@
 """Prepares a device, with its own data and its own copy of the method, for the run that a server names."""
 
+import hashlib
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from cutlayer.core import keys
 from cutlayer.core.checks import check_device
+from cutlayer.core.codec import Coder
 from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
 from cutlayer.core.program import Program
 from cutlayer.data import sources
@@ -20,11 +23,15 @@ from cutlayer.data.local import local
 from cutlayer.data.own import OwnData
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
+from cutlayer.remote.device.audit import Audit
 from cutlayer.remote.device.session import ClientDevice, OwnTests
 from cutlayer.remote.device.store import ClientStore
+from cutlayer.remote.device.terms import Allowance, Attempts, Day, Terms
 from cutlayer.remote.device.worker import KIND_BY_NAME
+from cutlayer.remote.joining.compiling import Learned, Taking, about_tests
 from cutlayer.remote.protocol.messages import Welcome
 from cutlayer.runs import build, config
+from cutlayer.runs.codecs import built, coders
 from cutlayer.runs.config import Run
 from cutlayer.runs.examination import Examination
 
@@ -43,8 +50,13 @@ class DeviceSettings:
     raw: bool = False  # whether raw inputs may go up, if no layer is at the client
     secret: str | None = None
     root: Path | None = None
-    config: Path | None = None  # the only run that this device agrees to
-    _ready: tuple[str, ClientDevice] | None = field(default=None, init=False)
+    config: Path | None = None  # the only run that this device agrees to; None: any
+    two_servers: bool = False  # whether the fed server is another one
+    allowance: Allowance = field(default_factory=Allowance)
+    audit: Path | None = None  # a record of what leaves
+    _ready: tuple[Run, ClientDevice] | None = field(default=None, init=False)
+    _attempts: dict[str, Attempts] = field(default_factory=dict, init=False)  # by run
+    _day: Day = field(default_factory=Day, init=False)
 
     def __post_init__(self) -> None:
         for name in self.never:
@@ -55,27 +67,47 @@ class DeviceSettings:
 
     def ready(self, welcome: Welcome) -> ClientDevice:
         """Return the device for this run; it is prepared once and then reused."""
-        if self._ready is None or self._ready[0] != welcome.run or self._ready[1].client != welcome.client:
-            self._ready = (welcome.run, self._made(welcome))
+        told = _run_of(welcome.run)
+        if self._ready is None or self._ready[0] != told or self._ready[1].client != welcome.client:
+            self._ready = (told, self._made(told, welcome.client))
         return self._ready[1]
 
-    def _made(self, welcome: Welcome) -> ClientDevice:
-        told = _run_of(welcome.run)
+    def rehearsed(self) -> ClientDevice:
+        """Return the device for its own run, without a server."""
+        assert self.config is not None
+        return self.ready(Welcome(session=0, client=0, run=config.dumps(_own_run(self.config))))
+
+    def _made(self, told: Run, client: int) -> ClientDevice:
         if self.config is not None:
             _check_agreed(self.config, told)
         run = replace(told, device=self.device, weights=None)  # the values of weights come from the server
-        data, held = self._divided(run, self._data(run, welcome.client), welcome.client)
+        data, held = self._divided(run, self._data(run, client), client)
         if isinstance(data.x, Tensor):  # devices whose inputs have different scales would train a model that fits none
             log.info("%d samples, inputs from %.4g to %.4g", len(data), float(data.x.min()), float(data.x.max()))
-        method, _ = build.planned_method(run, build.model_of(run, data, self.root), data, run.clients)
-        program, tests = Program(method), None
+        split = build.model_of(run, data, self.root)
+        method, _ = build.planned_method(run, split, data, run.clients)
+        program, tests = Program(method, coders(run.codecs, split, data.take(range(2)).x)), None
         if held is not None:
             tests = OwnTests(held.to(self.device), Examination.of(method, build.metrics(run, data)))
-        self._check_leaving(leaving(program, *([] if tests is None else [tests.program])), method.model.cut)
-        store = ClientStore(welcome.client, None if self.state is None else self.state / run.name)
+        self._check_leaving(leaving(program, *([] if tests is None else [tests.program])), split.cut, program.coders)
+        folder = None if self.state is None else self.state / run.name
+        store = ClientStore(client, folder)
         store.load(self.device)
+        taking = Taking(
+            method=method,
+            coders=program.coders,
+            like=data.take(range(2)),
+            batching=run.batching,
+            client=client,
+            samples=len(data),
+            clients=run.clients,
+            rounds=run.rounds,
+            seed=run.seed,
+            precision=run.precision,
+            two_servers=self.two_servers,
+        )
         return ClientDevice(
-            client=welcome.client,
+            client=client,
             program=program,
             data=data.to(self.device),
             tests=tests,
@@ -85,7 +117,32 @@ class DeviceSettings:
             precision=run.precision,
             never=self.never,
             secret=self.secret,
+            terms=self._terms(run, taking, tests, folder),
+            audit=None if self.audit is None else Audit(self.audit),
         )
+
+    def _terms(self, run: Run, taking: Taking, tests: OwnTests | None, folder: Path | None) -> Terms:
+        """Play the run's rounds in advance, and return what servers may ask in them."""
+        try:
+            learned = Learned(taking)
+        except Exception as error:  # whatever a method of one's own does on tensors without content
+            raise ConfigError(
+                f"this device cannot play the rounds of the run in advance, to know what servers may ask: {error}"
+            ) from error
+        return Terms(
+            seed=run.seed,
+            conversation=learned,
+            tests=None if tests is None else about_tests(tests.examination, taking, len(tests)),
+            attempts=self._attempts_at(run, folder),
+            allowance=self.allowance,
+            day=self._day,
+        )
+
+    def _attempts_at(self, run: Run, folder: Path | None) -> Attempts:
+        """Return the count of a run's attempts, which no welcome of a server sets back."""
+        name = f"attempts-{_digest(run)}"
+        counted = Attempts(run.rounds, self.allowance.attempts, None if folder is None else folder / name)
+        return self._attempts.setdefault(f"{name} of {run.rounds}", counted)
 
     def _data(self, run: Run, client: int) -> Arrays:
         path = Path(self.data)
@@ -111,7 +168,7 @@ class DeviceSettings:
         kept, held = divide(len(data), run.hold_out, keys.fold(run.seed, "hold_out"), client)
         return data.take(kept), data.take(held)
 
-    def _check_leaving(self, kinds: Sequence[Kind], cut: int) -> None:
+    def _check_leaving(self, kinds: Sequence[Kind], cut: int, coders: Mapping[Kind, Coder]) -> None:
         for kind in kinds:
             if kind.name in self.never:
                 raise LinkError(f"this run's method sends {kind.name}, which this device never does")
@@ -120,7 +177,8 @@ class DeviceSettings:
                 "this run leaves no layer at the clients, so their raw inputs would leave as activations; "
                 "join with --allow-raw if that is meant"
             )
-        log.info("what leaves this device: %s", ", ".join(kind.name for kind in kinds) or "nothing")
+        words = (f"{kind.name} ({coders[kind]})" if kind in coders else kind.name for kind in kinds)
+        log.info("what leaves this device: %s", ", ".join(words) or "nothing")
 
 
 def _columns(run: Run) -> Columns:
@@ -143,7 +201,20 @@ def leaving(*programs: Program) -> list[Kind]:
     return [kind for kind in KINDS if kind in given or (kind is LABELS and labels_leave)]
 
 
-SERVERS_OWN = {"server_engine", "sampler", "meters"}  # keys that concern only the server
+SERVERS_OWN = {
+    "server_engine",
+    "sampler",
+    "meters",
+    "guard",
+    "most_weight",
+    "checkpoint_every",
+}  # keys that concern only the server
+
+
+def _digest(run: Run) -> str:
+    """Return a name for a run, which a server cannot change where this device's own file decides."""
+    own = {key: value for key, value in _compared(run).items() if key not in {*SERVERS_OWN, "rounds"}}
+    return hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()[:12]
 
 
 def _run_of(text: str) -> Run:
@@ -155,12 +226,24 @@ def _run_of(text: str) -> Run:
         raise LinkError(f"the server's configuration cannot be read: {error}") from None
 
 
+def _own_run(path: Path) -> Run:
+    return config.changed(Run(), {"name": path.stem, **config.read(path)}, str(path))
+
+
 def _check_agreed(path: Path, run: Run) -> None:
-    ours = config.as_dict(config.changed(Run(), {"name": path.stem, **config.read(path)}, str(path)))
-    theirs = config.as_dict(run)
+    ours, theirs = _compared(_own_run(path)), _compared(run)
     for key in sorted((ours.keys() | theirs.keys()) - SERVERS_OWN):
         if ours.get(key) != theirs.get(key):
-            raise ConfigError(
-                f"the server's run is not the one in {path}: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} "
-                "here; ask who runs the server"
+            there, here = (
+                str(own.get(key, "none")) if key.startswith("codecs.") else repr(own.get(key)) for own in (theirs, ours)
             )
+            raise ConfigError(
+                f"the server's run is not the one in {path}: {key} is {there} there and {here} here; "
+                "ask who runs the server"
+            )
+
+
+def _compared(run: Run) -> dict[str, Any]:
+    """Return what must be the same: of codecs what they do, and not how they are written."""
+    plain = {key: value for key, value in config.as_dict(run).items() if key != "codecs"}
+    return plain | {f"codecs.{name}": own for name, own in built(run.codecs).items()}

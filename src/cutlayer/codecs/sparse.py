@@ -1,0 +1,184 @@
+"""Codecs that keep only some elements of each sample."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutlayer.core import directions
+from cutlayer.core.checks import check, is_number
+from cutlayer.core.codec import NOTHING, Code, Codec, codec
+from cutlayer.errors import WireError
+
+BLOCK = 256  # elements, so that a place in a block is one byte
+
+
+@codec(drops=True)
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """Keeps of each sample the elements of the largest magnitude; all others arrive as 0.
+
+    Of d elements it keeps share * d, rounded up; among equal ones those with the lowest index. They cross in the order
+    of their places, about one byte for each place. A sample with a value that is not finite arrives with one.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+
+    def __str__(self) -> str:
+        return f"topk({self.share:g})"
+
+    def encode(self, a: Tensor, key: Tensor) -> Code:
+        rows = a.flatten(1)
+        k, size = count(self.share, rows.size(1)), magnitudes(rows)
+        return sparse(rows, size, largest(size, k), k)
+
+    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return dense(code, shape, dtype)
+
+    def check(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        check_places(code["places"], code["values"].size(1), math.prod(shape[1:]), str(self))
+
+
+@codec(draws=True, drops=True)
+@dataclass(frozen=True, kw_only=True)
+class RandTopK:
+    """RandTopk (Zheng et al., IJCAI 2023): as top-k, but each choice is of the other elements with probability alpha.
+
+    Of the k choices of a sample, a binomial number with this probability is of the other elements; within both groups
+    elements are drawn evenly and without replacement. (In the paper a group that has been drawn from is a little less
+    likely to be drawn from again.) As there, all elements that are not chosen arrive as 0.
+    """
+
+    share: float
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+        check(is_number(self.alpha) and 0 <= self.alpha <= 1, "alpha", self.alpha, "a probability from 0 to 1")
+
+    def __str__(self) -> str:
+        return f"randtopk({self.share:g}, alpha {self.alpha:g})"
+
+    def encode(self, a: Tensor, key: Tensor) -> Code:
+        rows = a.flatten(1)
+        n, d = rows.shape
+        k = count(self.share, d)
+        size = magnitudes(rows)
+        top = largest(size, k)
+        others = (_uniform(key, 0, n * k).view(n, k) < round(self.alpha * 2**32)).sum(1, keepdim=True)
+        others = others.clamp(max=d - k)
+        # A random order in which no two elements are equal.
+        order = ((_uniform(key, 1, n * d).view(n, d) >> 1) << 31) | torch.arange(d, device=a.device)
+        chosen = _first(order, top, k - others, k) | _first(order, ~top, others, k)
+        return sparse(rows, size, chosen, k)
+
+    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return dense(code, shape, dtype)
+
+    def check(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        check_places(code["places"], code["values"].size(1), math.prod(shape[1:]), str(self))
+
+
+def topk(*, share: float) -> Codec:
+    """The largest elements of each sample, and their places; `share` is the fraction that is kept."""
+    made = TopK(share=share)  # which checks the share
+    return made if share != 1 else NOTHING
+
+
+def randtopk(*, share: float, alpha: float = 0.1) -> Codec:
+    """As topk, but a fraction `alpha` of the elements is drawn from the smaller ones."""
+    made = RandTopK(share=share, alpha=alpha)
+    return made if share != 1 else NOTHING
+
+
+def check_share(share: object) -> None:
+    check(is_number(share) and 0 < share <= 1, "share", share, "a fraction above 0 and up to 1")
+
+
+def count(share: float, d: int) -> int:
+    """Return how many of d elements are kept; a product that is whole but for rounding is not rounded up."""
+    return max(1, math.ceil(share * d - 1e-9))
+
+
+def magnitudes(rows: Tensor) -> Tensor:
+    return rows.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def largest(size: Tensor, k: int) -> Tensor:
+    """Return where the k largest elements of each row are; of equal ones those with the lowest index."""
+    # Only the value of the least of them: the places that topk gives differ between devices.
+    kept = size.topk(k, dim=1, sorted=False).values
+    least = kept.amin(1, keepdim=True)
+    equal, room = size == least, (kept == least).sum(1, keepdim=True, dtype=torch.int32)
+    return (size > least) | (equal & (_numbered(equal) <= room))
+
+
+def _numbered(chosen: Tensor) -> Tensor:
+    """Return how many elements of each row are chosen up to each place."""
+    return chosen.cumsum(1, dtype=torch.int32)
+
+
+def _first(order: Tensor, group: Tensor, number: Tensor, k: int) -> Tensor:
+    """Return where the first elements of a group are, at most k of each row."""
+    ranked = torch.where(group, order, 1 << 62)
+    smallest = ranked.topk(k, dim=1, largest=False, sorted=False).values.sort(1).values
+    last = smallest.gather(1, (number - 1).clamp(min=0))
+    return group & (ranked <= last) & (number > 0)
+
+
+def _uniform(key: Tensor, stream: int, number: int) -> Tensor:
+    """Return random integers below 2^32."""
+    pairs = torch.arange(number, device=key.device)
+    seed = directions.mixed(directions.sibling(directions.mixed(key), stream))
+    return directions.halves(directions.mixed((pairs ^ seed) * directions.GOLDEN))[0]
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+def sparse(rows: Tensor, size: Tensor, chosen: Tensor, k: int) -> Code:
+    """Return the chosen elements, k of each row, in order, and their places."""
+    numbered = _numbered(chosen)
+    places = torch.searchsorted(numbered, _numbered(torch.ones_like(chosen[:, :k])))
+    broken = size.amax(1, keepdim=True) == torch.inf
+    return {"values": torch.where(broken, torch.nan, rows.gather(1, places)), "places": _packed(places, numbered)}
+
+
+def dense(code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return the elements at their places, and zeros everywhere else."""
+    values = code["values"]
+    places = _unpacked(code["places"], values.size(1))
+    return torch.zeros(shape, dtype=dtype, device=values.device).flatten(1).scatter(1, places, values).reshape(shape)
+
+
+def check_places(packed: Code, k: int, d: int, who: str) -> None:
+    """Refuse places that are not k different ones in order."""
+    if isinstance(packed, dict) and bool((packed["counts"] < 0).any() | (packed["counts"].sum(1) != k).any()):
+        raise WireError(f"the blocks of {who} do not have {k} elements")
+    places = _unpacked(packed, k)
+    if bool((places < 0).any() | (places >= d).any() | (places.diff(dim=1) <= 0).any()):
+        raise WireError(f"the places of {who} are not in order, or not all among {d} elements")
+
+
+def _packed(places: Tensor, numbered: Tensor) -> Code:
+    """Return places as bytes: in rows of several blocks, as places within a block and the number in each block."""
+    within = (places % BLOCK).to(torch.uint8)
+    if numbered.size(1) <= BLOCK:
+        return within
+    up_to = torch.cat((torch.zeros_like(numbered[:, :1]), numbered[:, BLOCK - 1 : -1 : BLOCK], numbered[:, -1:]), dim=1)
+    return {"within": within, "counts": up_to.diff(dim=1).to(torch.int16)}
+
+
+def _unpacked(packed: Code, k: int) -> Tensor:
+    if not isinstance(packed, dict):
+        plain: Tensor = packed.long()
+        return plain
+    ends: Tensor = packed["counts"].long().cumsum(1)
+    started = torch.zeros(len(ends), k + 1, dtype=torch.int64, device=ends.device)
+    block = started.scatter_add(1, ends, torch.ones_like(ends)).cumsum(1)[:, :k]
+    places: Tensor = block * BLOCK + packed["within"].long()
+    return places
