@@ -100,9 +100,14 @@ def assert_every_cut_is_the_whole(split: Split, x: Any, tolerance: float = 0.0) 
 
 
 def assert_evaluation_is_that_of_the_whole(split: Split, x: Any) -> None:
+    """In one piece and part by part."""
     with torch.no_grad():
         expected = call(shell(split.model, own_buffers=True).eval(), x)
-    assert_same(split.predict(Model.joined(*split.initial()), x), expected)
+    model, out = Model.joined(*split.initial()), x
+    assert_same(split.predict(model, x), expected)
+    for part in ("lower", "upper", "top"):
+        out = split.predict_part(part, model, out)
+    assert_same(out, expected)
 
 
 def assert_a_stack_is_a_loop(split: Split, x: Any) -> None:

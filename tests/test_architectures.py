@@ -428,7 +428,8 @@ def test_every_block_is_a_cut_that_few_tensors_cross(cut_model: tuple[Architectu
 def test_evaluation_is_that_of_the_whole_model(cut_model: tuple[Architecture, Split]) -> None:
     architecture, split = cut_model
     for size in (1, 3):
-        assert_evaluation_is_that_of_the_whole(split, architecture.inputs(size))
+        for cut in (split, *blocks(architecture, split)):
+            assert_evaluation_is_that_of_the_whole(cut, architecture.inputs(size))
 
 
 def test_clients_stacked_by_vmap_are_clients_one_by_one(cut_model: tuple[Architecture, Split]) -> None:

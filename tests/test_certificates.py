@@ -86,6 +86,13 @@ class TestCredentials:
             Credentials.load(folder / "clients/ann")
         assert str(refused.value) == f"{path} is not there; {COPY}"
 
+    def test_the_folder_is_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as refused:
+            Credentials.load(tmp_path / "an")
+        assert str(refused.value) == (
+            f"there is no folder {tmp_path / 'an'}; give the one that `cutlayer keys` made for this party"
+        )
+
     @pytest.mark.parametrize(
         ("file", "what"), [("ca.pem", "certificate"), ("cert.pem", "certificate"), ("key.pem", "private key")]
     )

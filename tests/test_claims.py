@@ -71,6 +71,19 @@ def test_steps_that_do_not_depend_on_the_samples_are_not_refused() -> None:
         claims(run, most_steps=2).check("ann", claimed(100_000_000))
 
 
+def test_by_default_a_client_is_believed_that_says_it_holds_millions_of_samples(tmp_path: Path) -> None:
+    """In batches of 32, they make the most steps that are allowed; where steps are few by themselves, nothing limits
+    them below a hundred million."""
+    path, run = tmp_path / "clients.toml", replace(WHOLE, batching=Batching(size=32))
+    path.write_text(Register().adding(["ann", "eve"]).as_toml())
+    most = Ceilings().steps
+    claims(run, path, most).check("eve", claimed(3_200_000))
+    with pytest.raises(LinkError, match="with which a round has 100001 steps"):
+        claims(run, path, most).check("eve", claimed(3_200_001 + 32))
+    for few in (RUN, using(WHOLE, "hasfl")):
+        claims(few, path, most).check("eve", claimed(100_000_000))
+
+
 def test_the_list_of_clients_may_declare_their_samples(tmp_path: Path) -> None:
     path = tmp_path / "clients.toml"
     path.write_text(Register(samples={"ann": 600}).adding(["ann", "bob"]).as_toml())
@@ -156,6 +169,6 @@ def test_a_list_that_is_damaged_later_tells_a_client_nothing_either(
         with pytest.raises(StreamEnded) as left:
             ready(stream)
         stream.close()
-    assert str(left.value) == f"the server refuses this client: {UNSURE}"
+    assert str(left.value) == f"refused by the server: {UNSURE}"
     assert left.value.again
     assert f"{tmp_path / 'clients.toml'} is not there" in caplog.text

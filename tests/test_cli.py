@@ -92,6 +92,7 @@ FROZEN = {
         "--allow-raw",
         "--private-seed",
         "--attempts",
+        "--packing",
         "--round-seconds",
         "--day-seconds",
         "--memory",
@@ -291,7 +292,7 @@ def test_a_recipe_leaves_folders_a_table_and_a_picture(say: Any, wide: Any) -> N
     (fedavg,) = (line for line in lines if line[:1] == ["fedavg"] and len(line) > 6)
     assert fedavg[-5:-3] == ["1", "2"]  # one seed, two rounds
     assert "figure: runs/digits/figure.png" in said.out
-    assert "digits/fedavg: round 1/2, accuracy " in said.err and "digits/sfl_v1: round 2/2, accuracy " in said.err
+    assert "fedavg: round 1/2, accuracy " in said.err and "sfl_v1: round 2/2, accuracy " in said.err
     # SFL-V1 is FedAvg, whatever the cut
     compared = say("compare", "runs", "--format", "json").json["runs"]
     assert compared[0]["final_accuracy"] == compared[1]["final_accuracy"]
@@ -303,7 +304,7 @@ def test_json_is_alone_on_stdout(say: Any) -> None:
     assert (row["name"], row["seeds"], row["rounds"]) == ("digits/sl", [5, 6], [2, 2])
     assert row["folders"] == ["there/digits/sl/seed-5", "there/digits/sl/seed-6"]
     assert said.json["figure"] == "there/digits/figure.png"
-    assert "digits/sl seed 6: round 2/2" in said.err
+    assert "sl seed 6: round 2/2" in said.err
 
 
 def test_quiet_says_nothing_on_the_way(say: Any) -> None:
@@ -312,7 +313,7 @@ def test_quiet_says_nothing_on_the_way(say: Any) -> None:
 
 def test_auto_says_which_engine_and_why(say: Any) -> None:
     said = say("run", "digits", "--only", "fedavg", "--rounds", "1")
-    assert said.err.startswith("engine auto: ") and "a client's batch takes " in said.err
+    assert said.err.startswith("engine auto: ") and " MFLOP, and stacking clients pays off up to 32 MFLOP\n" in said.err
 
 
 def test_a_file_spells_a_run(say: Any) -> None:
@@ -373,7 +374,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "--set 'optimiser.lr' is not key=value; write for example --set optimiser.lr=0.1",
         ),
         ("run digits --set rouds=3", "unknown key 'rouds' in --set; did you mean 'rounds' or 'per_round' or 'codecs'?"),
-        ("run digits --set rounds=few", 'rounds = "few" in --set does not fit: Expected int, got str'),
+        ("run digits --set rounds=few", 'rounds = "few" in --set does not fit: rounds must be a whole number'),
         (
             "run digits --set model.width=8 --set model=mlp",
             "--set 'model=mlp' would replace what another --set says about model; give it first",
@@ -384,7 +385,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "cifar10: no data folder is set; point CUTLAYER_DATA or --data at the folder that holds "
             "cifar10.npz, cifar-10-batches-bin/ or cifar-10-batches-py/.",
         ),
-        ("compare --figure a.gif .", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf, .svg"),
+        ("compare --figure a.gif .", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf or .svg"),
         ("profile resnet", "unknown model 'resnet'; did you mean 'resnet50' or 'resnet34' or 'resnet18'?"),
         ("profile cnn --input 8by8", "--input '8by8' is no shape; write for example --input 3x32x32"),
         ("profile cnn --optimiser adm", "unknown optimiser 'adm'; did you mean 'adam' or 'adamw'?"),
@@ -394,7 +395,7 @@ def test_mistakes_in_a_file(say: Any, text: str, message: str) -> None:
             "Sequential has no unit '[conv]' to cut after; did you mean 'conv2'? "
             "It has 1 'conv1', 2 'conv2', 3 'fc1', 4 'head'.",
         ),
-        ("profile cnn --set width=x", 'width = "x" in --set, [model] does not fit: Expected int, got str'),
+        ("profile cnn --set width=x", 'width = "x" in --set, [model] does not fit: width must be a whole number'),
         (
             "profile cnn --set width=-3",
             "the model 'cnn' cannot be built with num_classes = 10, in_channels = 1, image_size = 8, width = -3: "
@@ -609,6 +610,27 @@ def test_words_that_leave_nothing(say: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run digits --bogus", "no such option: --bogus"),
+        ("run digits --seeds 0", "invalid value for '--seeds': "),
+        ("rum", "no such command 'rum'"),
+    ],
+)
+def test_a_mistake_in_the_options_is_told_as_any_other(say: Any, words: str, message: str) -> None:
+    told = mistake(say(*words.split()))
+    assert told.startswith(message) and told.endswith(f"; see `cutlayer{' run' if 'run ' in words else ''} --help`")
+
+
+def test_the_list_begins_with_an_index_and_recipes_take_few_lines(say: Any) -> None:
+    everything = " ".join(say("list").out.split())
+    assert everything.startswith("Kinds of names: recipes, methods, models, data, engines, ")
+    lines = say("list", "recipes").out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80 and len(lines) < 2 * len(recipes.RECIPES) + 6
+    assert "`sample`" in say("list", "devices").out
+
+
 def test_a_dry_run_shows_what_would_be_trained(wide: Any) -> None:
     said = wide("run", "smofi_table2", "--dry-run", "--only", "cifar10", "--only", "smofi", "--only", "mergesfl")
     assert said.code == 0 and not Path("runs").exists()
@@ -650,6 +672,56 @@ def test_a_dry_run_shows_settings_that_few_runs_have(say: Any) -> None:
     assert "all runs: data digits, augment (crop=2, flip), partition dirichlet(alpha=0.3), model cnn, " in text
     assert "model cnn, weights some.pth, cut 1, " in text
     assert "server optimiser sgd(lr=0.2), " in text and "clients 20 of 20, devices pool, device cpu, " in text
+
+
+UNFIT: dict[str, tuple[str, str]] = {
+    "a cut that is not there": ('cut = "conv9"', "Sequential has no unit 'conv9' to cut after; did you mean 'conv2'?"),
+    "a file that is not there": ('[data]\npath = "nothere.csv"', "there is no file or folder nothere.csv; give "),
+    "more clients a round than there are": (
+        "clients = 3\nper_round = 5",
+        "per_round is 5; it must be from 1 to the 3 clients that hold data",
+    ),
+    "more clients than samples": (
+        "clients = 5000",
+        "cannot deal 1437 samples to 5000 clients; use at most 1437 clients",
+    ),
+    "a batch that nobody fills": ("batching = { size = 2000 }", "batch size 2000 is larger than every client's data"),
+    "words among the features": (
+        'model = "mlp"\npartition = "iid"\nclients = 2\n[data]\npath = "words.csv"',
+        "line 2 of words.csv has 'red' in the column 'colour'; ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_dry_run_finds_what_the_run_would_find_before_its_first_round(say: Any, name: str) -> None:
+    Path("words.csv").write_text("age,colour,label\n3,red,0\n4,blue,1\n")
+    settings, message = UNFIT[name]
+    Path("mine.toml").write_text(settings + "\n")
+    there = {path.name for path in Path().iterdir()}
+    said = say("run", "mine.toml", "--dry-run")
+    assert said.code == 2 and said.err.startswith(f"error: {message}")
+    assert mistake(say("run", "mine.toml")) == said.err.removeprefix("error: ").strip()
+    assert say("run", "mine.toml", "--dry-run").out.lstrip().startswith("run")  # the settings are shown all the same
+    assert {path.name for path in Path().iterdir()} - {"runs"} == there
+
+
+def test_a_dry_run_names_each_run_that_cannot_be_trained(say: Any) -> None:
+    Path("mine.toml").write_text('[[run]]\nmethod = "sl"\n[[run]]\nname = "none"\ncut = "conv9"\n')
+    said = say("run", "mine.toml", "--dry-run")
+    assert said.code == 2 and not Path("runs").exists()
+    first, second = said.err.splitlines()
+    assert first == "error: 1 of 2 runs cannot be trained:"
+    assert second.startswith("mine/none: Sequential has no unit 'conv9' to cut after")
+
+
+def test_a_recipe_can_be_read_without_its_data(say: Any) -> None:
+    said = say("run", "smofi_fashion_mnist", "--only", "smofi", "--only", "fedavg", "--dry-run")
+    assert said.code == 0 and said.err.startswith(
+        "warning: 2 of 2 runs were only read, not checked: fashion_mnist: no data folder is set; "
+    )
+    Path("mine.toml").write_text('data = "fashion_mnist"\n')
+    assert say("run", "mine.toml", "--dry-run").err.startswith("error: fashion_mnist: no data folder is set; ")
 
 
 def test_device_and_precision_from_the_command_line(say: Any) -> None:

@@ -312,7 +312,7 @@ def test_a_device_without_memory_is_left_out(told: Any) -> None:
         ("plan --model cnn --out plan.txt", "cannot write a plan into plan.txt; use a name that ends in .toml"),
         (
             "plan --model cnn --figure plan.gif",
-            "cannot draw a figure into plan.gif; use a name that ends in .png, .pdf, .svg",
+            "cannot draw a figure into plan.gif; use a name that ends in .png, .pdf or .svg",
         ),
         ("plan --model cnn --set model.widht=3", "unknown key 'widht' in --set, [model]; did you mean 'width'?"),
         (

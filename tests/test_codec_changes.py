@@ -2,6 +2,7 @@
 vector where a codec wants that."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from cutlayer.split import Split
 
 OPT = optim.sgd(0.05)
 SPARSE = {"name": "topk", "share": 0.2}
+ByHand = Callable[[Tensor], Tensor]  # what arrives of a tensor
 CLIENTS = ((0, 1, 3), (0, 2), (1, 2, 3), (0, 3), (0, 1, 2))  # of each round
 
 
@@ -46,8 +48,20 @@ def topk_by_hand(a: Tensor) -> Tensor:
     return torch.zeros_like(a).flatten().scatter(0, kept, a.flatten()[kept]).reshape(a.shape)
 
 
-def trained_by_hand(rounds: int) -> dict[str, Tensor]:
-    """FedAvg whose clients send the largest fifth of what they have to say, and keep the rest for the next time."""
+def rounded_by_hand(most: int) -> ByHand:
+    def rounded(a: Tensor) -> Tensor:
+        scale = (a.abs().max() / most).float().double()
+        return (a / scale).round() * scale
+
+    return rounded
+
+
+def chained_by_hand(a: Tensor) -> Tensor:
+    return topk_by_hand(a).bfloat16().double()
+
+
+def trained_by_hand(rounds: int, sent_of: ByHand) -> dict[str, Tensor]:
+    """FedAvg whose clients get whole models, send a part of what they have to say, and keep the rest for next time."""
     data, partition, net = images(), clients_of(), mlp()
     model = {name: value.clone() for name, value in net.state_dict().items()}
     rest = {j: {name: torch.zeros_like(a) for name, a in model.items()} for j in range(len(partition))}
@@ -58,7 +72,7 @@ def trained_by_hand(rounds: int) -> dict[str, Tensor]:
             own = [batches.samples(j, step) for step in range(batches.per_round(j))]
             after = sgd_by_hand(net, data, own, 0.05)
             wanted = {name: after[name] - model[name] + rest[j][name] for name in model}
-            sent = {name: topk_by_hand(a) for name, a in wanted.items()}
+            sent = {name: sent_of(a) for name, a in wanted.items()}
             rest[j] = {name: wanted[name] - sent[name] for name in model}
             arrived.append({name: model[name] + sent[name] for name in model})
         sizes = [len(partition.clients[j]) for j in ids]
@@ -69,14 +83,48 @@ def trained_by_hand(rounds: int) -> dict[str, Tensor]:
     return model
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_error_feedback_of_clients_that_come_and_go_is_that_by_hand(engine: str) -> None:
+BY_HAND: dict[str, tuple[dict[str, Any], ByHand]] = {
+    "topk": (SPARSE, topk_by_hand),
+    "int8": ({"name": "int8"}, rounded_by_hand(127)),
+    "int4": ({"name": "int4"}, rounded_by_hand(7)),
+    "bf16": ({"name": "bf16"}, lambda a: a.bfloat16().double()),
+    "chain": ({"chain": [SPARSE, "bf16"]}, chained_by_hand),
+}
+
+
+@pytest.mark.parametrize(("codec", "engine"), [*((name, "loop") for name in BY_HAND), ("topk", "vmap")])
+def test_error_feedback_of_clients_that_come_and_go_is_that_by_hand(codec: str, engine: str) -> None:
     method = methods.build("fedavg", Split(mlp(), 1), OPT, OPT)
-    given = {"model": {**SPARSE, "error_feedback": True}}
+    spec, sent_of = BY_HAND[codec]
+    given = {"model": {**spec, "error_feedback": True}}
     sim = simulation(method, sampler=drawn, per_round=3, codecs=given, engine=engine)
     rounds = len(CLIENTS)
     found = method.model.export(methods.global_model(run(sim, rounds)))
-    agree(found, trained_by_hand(rounds), 1e-12)
+    agree(found, trained_by_hand(rounds, sent_of), 1e-12)
+    assert "down_model" not in sim.ledger.before
+
+
+def test_what_was_lost_of_a_layer_waits_until_the_client_holds_it_again() -> None:
+    """The second tensor is at the client in every second round."""
+    own = coder("model", codecs.build({**SPARSE, "error_feedback": True}))
+    assert own is not None
+    steps = {"low": torch.arange(1.0, 12).double().sqrt(), "high": torch.arange(3.0, 14).double().log()}
+    rest: Any = own.no_rest({"low": steps["low"]})
+    left, arrived = ({name: torch.zeros_like(a) for name, a in steps.items()} for _ in range(2))
+    for number in range(6):
+        there = {name: steps[name] for name in (("low", "high") if number % 2 else ("low",))}
+        coded, rest = own.encode_with_rest(there, tree.map(torch.zeros_like, there), rest)
+        got = own.decode_change(coded, tree.map(torch.zeros_like, there))
+        for name in there:
+            wanted = steps[name] + left[name]
+            sent = topk_by_hand(wanted)
+            left[name] = wanted - sent
+            arrived[name] += sent
+            agree(got[name], sent)
+        agree(rest, {name: left[name] for name in rest})
+    assert rest.keys() == steps.keys()
+    for name, times in (("low", 6), ("high", 3)):
+        agree(arrived[name] + rest[name], times * steps[name])
 
 
 # -- the base of a change ----------------------------------------------------------------------------------------------

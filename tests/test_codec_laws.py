@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import BATCH, SEED, agree, clients_of, images, resnet, run, simulation
-from in_process import deployment, device, join
+from in_process import deployment, device, join, terms
 from torch import Tensor
 
 import cutlayer as cl
@@ -24,11 +25,12 @@ from cutlayer.core.places import Clients
 from cutlayer.core.program import at_client
 from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import Model, State, Tensors
-from cutlayer.errors import ConfigError, LawError
+from cutlayer.errors import ConfigError, LawError, WireError
 from cutlayer.meters.ledger import Ledger
 from cutlayer.planning.devices import Device, Devices
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
+from cutlayer.remote.device import conversation
 from cutlayer.remote.device.session import Session
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol.messages import Answer, Refusal, Work
@@ -36,6 +38,7 @@ from cutlayer.remote.server.exchange import AllClientsLost
 from cutlayer.remote.server.remote import Remote
 from cutlayer.remote.tensors.forms import form_of, num_bytes
 from cutlayer.remote.tensors.trees import flatten
+from cutlayer.remote.tensors.wire import encode
 from cutlayer.runs.codecs import bits, coders
 from cutlayer.split import Split
 
@@ -59,19 +62,25 @@ def there(given: Mapping[str, Any], method: Method | None = None, **options: Any
 # -- what is counted ---------------------------------------------------------------------------------------------------
 
 
+def payload(message: Work | Answer, tensors: Sequence[Tensor]) -> int:
+    """The bytes of tensors in an encoded message, without those that align them."""
+    *_, body = Struct("<3sBIQ").unpack_from(b"".join(encode(message, tensors)))
+    return int(body) - sum(-num_bytes(form_of(a)) % 16 for a in tensors)
+
+
 @pytest.mark.parametrize("given", [{}, EVERYTHING, {"activations": "int4", "gradients": "bf16", "model": "int8"}])
 def test_the_ledger_counts_the_payload_of_the_messages_to_the_byte(given: dict[str, Any], monkeypatch: Any) -> None:
     full = Ledger(count_buffers=True)
-    far = there(given, meters=(full,))
+    far = there(given, meters=(full,), followed=(0, 3))
     up: Counter[str] = Counter()
     work = Session.work
 
     def counting(session: Session, message: Work, tensors: Sequence[Tensor]) -> Any:
         reply = work(session, message, tensors)
-        up["down"] += sum(num_bytes(form_of(a)) for a in tensors)
+        up["down"] += payload(message, tensors)
         if reply is not None:
             assert isinstance(reply.message, Answer)
-            up["up"] += sum(num_bytes(form_of(a)) for a in reply.tensors) + 8 * len(reply.message.numbers)
+            up["up"] += payload(reply.message, reply.tensors) + 8 * len(reply.message.numbers)
         return reply
 
     monkeypatch.setattr(Session, "work", counting)
@@ -154,21 +163,18 @@ def test_the_planner_knows_what_crosses() -> None:
 # -- what a device refuses ---------------------------------------------------------------------------------------------
 
 
-def lost(given: Mapping[str, Any], at_devices: Mapping[str, Any]) -> str:
+def lost(given: Mapping[str, Any], at_devices: Mapping[str, Any], followed: bool = False) -> str:
     """Why a server of these codecs gets nothing from devices of those."""
-    far = there({})
-    method = far.method
+    far, method = there(given), sfl()
     own = coders(at_devices, method.model, images().x[:2])
-    far = there(given)
-    for j in range(len(clients_of())):
-        join(far.backend.sessions, device(method, images(), clients_of(), BATCH, j, coders=own))
-
-    def back(round: int) -> tuple[int, ...]:
-        for j in {*range(len(clients_of()))} - far.backend.sessions.present().keys():
-            join(far.backend.sessions, device(method, images(), clients_of(), BATCH, j, coders=own))
-        return tuple(far.backend.sessions.present())
-
-    far.backend.gather = back
+    same: tuple[Any, ...] = (method, images(), clients_of(), BATCH)
+    devices = [
+        device(*same, j, coders=own, terms=terms(*same, j, SEED, own) if followed else None)
+        for j in range(len(clients_of()))
+    ]
+    for each in devices:
+        join(far.backend.sessions, each)
+    far.backend.gather = returning(far, devices)
     with pytest.raises(ConfigError) as caught:
         run(far)
     return str(caught.value)
@@ -194,6 +200,25 @@ def test_a_receiver_refuses_another_codec_than_its_own(
     server: dict[str, Any], devices: dict[str, Any], why: str
 ) -> None:
     assert why in lost(server, devices)
+
+
+@pytest.mark.parametrize("codec", [SPARSE, "int8"])
+def test_a_device_whose_gradients_are_encoded_refuses_a_server_whose_are_not(codec: Any) -> None:
+    why = lost({}, {"gradients": codec}, followed=True)
+    assert "this device's own run has 'receive gradients' here, but the server asks for: receive " in why
+
+
+@pytest.mark.parametrize("codec", ["int8", SPARSE, {"name": "int8", "per": "tensor"}])
+def test_the_number_of_samples_is_no_part_of_a_codes_form(codec: Any) -> None:
+    own = Coder(GRADIENTS, codecs.build(codec))  # type: ignore[arg-type]
+    few, many, wide = (own.encode({"hidden": torch.ones(shape)}) for shape in ((2, 3, 4), (9, 3, 4), (2, 3, 5)))
+    forms = [conversation.form_of("gradients", value) for value in (few, many, wide)]
+    assert forms[0] == forms[1] != forms[2]
+    model = Coder(MODEL, codecs.build(codec))  # type: ignore[arg-type]
+    two, nine = (conversation.form_of("model", model.encode({"w": torch.ones(n, 3)})) for n in (2, 9))
+    assert two != nine
+    broken = few["hidden"]._replace(like=None), few["hidden"]._replace(like=torch.ones(()))
+    assert forms[0] not in [conversation.form_of("gradients", {"hidden": value}) for value in broken]
 
 
 class Attacker:
@@ -302,6 +327,38 @@ def test_a_device_refuses_a_damaged_code_before_it_decodes_it() -> None:
         c.Put(0, flat.skeleton), c.Do(1, "codecs.gradients.decode", (0,)), tensors=flat.tensors, numbers=flat.numbers
     )
     assert refused == "the places of topk(0.2) are not in order, or not all among 128 elements"
+
+
+@pytest.mark.parametrize("codec", [SPARSE, "int8"])
+def test_a_device_refuses_gradients_that_are_not_encoded(codec: Any) -> None:
+    attacker = Attacker({"gradients": codec})
+    flat = flatten(torch.randn(4, 2, 8, 8, dtype=torch.float64))
+    refused = attacker.refusal(
+        c.Put(0, flat.skeleton), c.Do(1, "codecs.gradients.decode", (0,)), tensors=flat.tensors, numbers=flat.numbers
+    )
+    assert refused == f"what came as gradients is not all encoded by {attacker.coders[GRADIENTS].codec}"
+
+
+def test_what_a_coder_encodes_comes_encoded_or_is_refused() -> None:
+    one, two = torch.ones(2, 3), torch.arange(6.0).reshape(2, 3)
+    own = Coder(ACTIVATIONS, codecs.int8(), skipped=frozenset({"mask"}))
+    whole = {"mask": one, "ids": torch.arange(2), "none": torch.zeros(0, 3)}
+    own.check(own.encode({**whole, "hidden": two}))
+    own.check(whole)
+    for value in ({**whole, "hidden": two}, {**own.encode({"hidden": two}), "other": one}, two):
+        with pytest.raises(WireError, match=r"^what came as activations is not all encoded by int8$"):
+            own.check(value)
+    model = Model({"w": two, "b": one}, {"frozen": one}, {"mean": one})
+    for codec in (codecs.int8(), codecs.topk(share=0.5), codecs.clip(norm=1.0)):
+        own = Coder(MODEL, codec)
+        coded = own.encode_change(model, tree.map(torch.zeros_like, model))
+        own.check(coded)
+        params = [*coded.params, one] if isinstance(coded.params, list) else {**coded.params, "b": one}
+        with pytest.raises(WireError, match=r"^what came as model is not all encoded by "):
+            own.check(coded._replace(params=params))
+    Coder(MODEL, codecs.topk(share=0.5)).check(model)  # it comes down whole
+    with pytest.raises(WireError, match=r"^what came as model is not all encoded by int8$"):
+        Coder(MODEL, codecs.int8()).check(model)
 
 
 def test_a_model_that_never_came_down_has_no_change_to_encode() -> None:

@@ -92,10 +92,14 @@ def test_a_plug_ins_codec_is_listed(say: Any, tmp_path: Path) -> None:  # noqa: 
 
 
 def test_packing_of_earlier_versions_is_now_a_codec(say: Any) -> None:  # noqa: F811
-    for old, new in (("int8", "int8"), ("raw", "none")):
-        assert mistake(say("serve", "ward.toml", "--packing", old)) == (
-            f'--packing is gone: write codecs = {{ activations = "{new}" }} into ward.toml, or give --set '
-            f"codecs.activations={new}. Devices read it there, too"
+    for old, new in (("int8", "int8"), ("raw", "none"), ("fp16", "bf16")):
+        for what in ("ward.toml", "digits"):
+            assert mistake(say("serve", what, "--packing", old)) == (
+                f"--packing is gone: give --set codecs.activations={new}, or name it in the run file, which devices "
+                "read"
+            )
+        assert mistake(say("join", "--data", "digits", "--any-run", "--insecure", "--packing", old)) == (
+            f'--packing is gone: write codecs = {{ activations = "{new}" }} into the run file that --config names'
         )
 
 
@@ -111,11 +115,29 @@ def test_packing_of_earlier_versions_is_now_a_codec(say: Any) -> None:  # noqa: 
             "[codecs.labels]: labels cannot be encoded: any change of a label is another class; kinds that",
         ),
         (["model.chain=3"], "[codecs.model]: chain is 3; it must be a list of codecs"),
+        (["model=int9"], "[codecs.model]: unknown codec 'int9'; did you mean 'int8' or 'int4'?"),
+        (
+            ["model=topk", "model.shar=0.1"],
+            "[codecs.model]: unknown option 'shar' in codec 'topk'; did you mean 'share'?",
+        ),
+        (["activation=int8"], "[codecs.activation]: unknown kind 'activation'; did you mean 'activations'?"),
     ],
 )
 def test_a_mistake_in_a_codec_names_its_kind(say: Any, settings: list[str], message: str) -> None:  # noqa: F811
     words = [word for setting in settings for word in ("--set", f"codecs.{setting}")]
     assert mistake(say("run", "digits", *words)).startswith(f"--set, {message}")
+
+
+def test_codecs_are_set_as_for_the_study_of_the_cut(say: Any) -> None:  # noqa: F811
+    words = ["--set", "codecs.activations=randtopk:0.2:alpha=0.5", "--set", "codecs.gradients=topk:share=0.1+int8"]
+    (run,) = say("run", "digits", "--only", "sl", *words, "--dry-run", "--json").json["runs"]
+    assert run["codecs"] == {
+        "activations": {"name": "randtopk", "share": 0.2, "alpha": 0.5},
+        "gradients": [TOPK, {"name": "int8"}],
+    }
+    assert mistake(say("run", "digits", "--set", "codecs.model=int9:levels=3")) == (
+        "unknown codec 'int9' in --set codecs.model; did you mean 'int8' or 'int4'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +257,10 @@ def test_codecs_of_a_study_are_read_from_the_command_line() -> None:
         ("bf16:2", "--codecs 'bf16:2': bf16 has no options; leave '2' out"),
         ("topk:0.1:3", "--codecs 'topk:0.1:3': topk has 1 option; leave '3' out"),
         ("topk:2.0", "--codecs, [codecs.activations]: share is 2.0, but it must be a fraction above 0 and up to 1."),
-        ("topk:shares=0.1", "unknown option 'shares' in codec 'topk'; did you mean 'share'?"),
+        (
+            "topk:shares=0.1",
+            "--codecs, [codecs.activations]: unknown option 'shares' in codec 'topk'; did you mean 'share'?",
+        ),
         ("gaussian", "--codecs, [codecs.activations]: codec 'gaussian' needs std; add it"),
         ("int8+topk", "--codecs, [codecs.activations]: topk(0.1) cannot follow int8, which leaves no tensor of values"),
     ],
@@ -308,7 +333,7 @@ def test_the_picture_has_a_point_for_every_cut_and_codec(drawn: list[Figure]) ->
     draw_cuts(WITH_CODECS, Path("a.png"))
     (axes,) = drawn[0].axes
     assert lines(axes) == {"none": [(4, 90), (2, 80)], "int8": [(1, 89), (0.5, 70)]}
-    assert (axes.get_xscale(), axes.get_title()) == ("log", "SFL-V2, iid")
+    assert (axes.get_xscale(), axes.get_title()) == ("log", "SFL-V2, IID")
     assert [text.get_text() for text in axes.texts] == ["1", "2", "1", "2"]
     first, second = (container.lines[0] for container in axes.containers)
     assert first.get_color() != second.get_color() and first.get_marker() != second.get_marker()

@@ -174,6 +174,110 @@ def test_rounds_of_different_lengths_meet_in_the_evaluations_of_the_coarser_run(
     assert [rows(comparison)[name]["speed_up"] for name in ("mergesfl", "sfl_v1")] == [None, 1.0]  # not 64 / 48
 
 
+def unlike(root: Path, simulated: float | None = None) -> None:
+    """SFL-V1's epochs of 32 samples and MergeSFL's mini-batches of 8; nothing says how long a run is in samples."""
+    of_samples(left(root, SPLIT, [0.2, 0.9, 0.95], simulated=simulated), 32)
+    of_samples(left(root, MERGE, [0.1, 0.1, 0.1, 0.2, 0.3, *[0.9] * 9], simulated=simulated), 8)
+
+
+def test_runs_whose_rounds_differ_in_length_are_compared_by_samples(tmp_path: Path, say: Any) -> None:  # noqa: F811
+    unlike(tmp_path)
+    comparison = compared(tmp_path, target=0.9)
+    panel, found = alone(comparison), rows(comparison)
+    assert (panel.race, panel.axis) == ("rounds", "samples")
+    assert [found[name]["compared_rounds"] for name in ("mergesfl", "sfl_v1")] == [[[4, 8, 12]], [[1, 2, 3]]]
+    assert found["sfl_v1"]["samples_to_target"] == {"mean": 64.0, "earliest": 64.0}
+    assert found["mergesfl"]["samples_to_target"] == {"mean": 64.0, "earliest": 40.0}
+    assert found["mergesfl"]["speed_up"] is None  # not 2 rounds over 8, nor 64 / 48
+    # 12 of MergeSFL's 14 rounds, with 2 MiB up, 1 MiB down and half a second each
+    lines = printed(comparison)
+    assert lines[1] == "run accuracy % [95 %] target up accuracy % seeds rounds samples MiB MiB seconds"
+    assert lines[3] == "mergesfl 90.0 -5.0 40–64 – 90.0 1 12 96 24.0 12.0 6.0"
+    assert lines[4] == "sfl_v1 95.0 – 64 1.00× 95.0 1 3 96 6.0 3.0 1.5"
+    warning = "rounds differ in length, so runs are compared by samples; samples a round: mergesfl 8; sfl_v1 32"
+    said = say("compare", ".", "--format", "json")
+    assert said.json["warnings"] == [warning] and said.err == f"warning: {warning}\n"
+    assert said.json["panels"][0]["axis"] == "samples"
+
+
+def test_runs_with_devices_whose_rounds_differ_in_length_are_compared_by_simulated_time(tmp_path: Path) -> None:
+    unlike(tmp_path, simulated=10)
+    comparison = compared(tmp_path, target=0.9)
+    panel, found = alone(comparison), rows(comparison)
+    assert (panel.race, panel.axis, panel.reference.label) == ("time", "time", "sfl_v1")
+    assert [found[name]["simulated_seconds_to_target"] for name in ("mergesfl", "sfl_v1")] == [60, 20]
+    assert [found[name]["speed_up"] for name in ("mergesfl", "sfl_v1")] == [None, None]  # in rounds it would be 1 / 3
+    assert found["mergesfl"]["times_reference"]["value"] == 3.0
+    assert comparison.warnings == (
+        "rounds differ in length, so runs are compared by simulated time; samples a round: mergesfl 8; sfl_v1 32",
+    )
+
+
+@pytest.mark.parametrize(("each", "told"), [(8.4, False), (8.5, True), (10.0, True)])
+def test_rounds_that_differ_by_a_few_batches_are_compared_as_rounds(tmp_path: Path, each: float, told: bool) -> None:
+    of_samples(left(tmp_path, FEDAVG, [0.1, 0.8]), 80)
+    of_samples(left(tmp_path, SPLIT, [0.8, 0.8]), int(10 * each))
+    comparison = compared(tmp_path)
+    assert (alone(comparison).axis, rows(comparison)["sfl_v1"]["speed_up"]) == ("rounds", 2.0)
+    warning = (
+        "rounds differ in length, so a speed-up in rounds is off by as much; samples a round: fedavg 80; "
+        f"sfl_v1 {10 * each:.0f}"
+    )
+    assert comparison.warnings == ((warning,) if told else ())
+
+
+def test_clients_drawn_for_another_seed_make_no_rounds_longer(tmp_path: Path) -> None:
+    for seed, each in ((0, 8), (1, 24)):
+        for run in (FEDAVG, SPLIT):
+            of_samples(left(tmp_path, run, [0.5, 0.8], seed=seed), each)
+    assert (alone(compared(tmp_path)).axis, compared(tmp_path).warnings) == ("rounds", ())
+
+
+def test_a_row_ends_with_the_last_evaluation_that_all_runs_have(tmp_path: Path, say: Any) -> None:  # noqa: F811
+    left(tmp_path, FEDAVG, [0.1, 0.6])
+    left(tmp_path, SPLIT, [0.1, 0.3, 0.5, 0.9], simulated=7)
+    comparison = compared(tmp_path)
+    found = rows(comparison)["sfl_v1"]
+    assert (found["rounds"], found["trained_rounds"], found["compared_rounds"]) == ([2], [4], [[1, 2]])
+    assert (found["best_accuracy"]["mean"], found["final_accuracy"]["mean"], found["samples"]) == (0.3, 0.3, 16)
+    assert (found["bytes"]["up"], found["bytes"]["down"], found["seconds"]) == (4 * 2**20, 2 * 2**20, 1.0)
+    assert found["simulated_seconds"] == 14
+    lines = printed(comparison)
+    assert lines[4].startswith("sfl_v1 30.0 -30.0 >2 – >14.00 30.0 1 2 4.0 2.0 1.0")
+    remarks = [
+        "accuracies, R and T: of the 2 evaluations that all runs have",
+        "rounds, samples, MiB and seconds: up to the last evaluation that is compared, not of the whole runs",
+    ]
+    assert [line for line in lines if line in remarks] == remarks
+    warning = "the numbers of rounds differ, and only those that all runs have are compared: fedavg 2; sfl_v1 4"
+    said = say("compare", ".", "--format", "json")
+    assert said.json["warnings"] == [warning]
+    assert [line for line in said.json["panels"][0]["remarks"] if line in remarks] == remarks
+    said = say("compare", ".", "--format", "csv")
+    (record,) = [r for r in csv.DictReader(io.StringIO(said.out)) if r["label"] == "sfl_v1"]
+    keys = ("rounds", "trained_rounds", "evaluations", "samples", "final_accuracy", "bytes_up", "seconds")
+    assert [record[key] for key in keys] == ["2", "4", "2", "16", "0.3", str(4 * 2**20), "1.0"]
+    assert said.err == f"warning: {warning}\n"
+    total = say("compare", ".", "--traffic", "--format", "json").json["panels"][0]["runs"][1]
+    assert (total["samples"], sum(total["bytes"].values())) == (32, 12 * 2**20)  # traffic is that of whole runs
+
+
+def test_a_run_that_ended_by_a_rule_is_no_other_number_of_rounds(tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.1, 0.2, 0.7, 0.8])
+    left(tmp_path, replace(SPLIT, until_accuracy=0.75), [0.1, 0.8])
+    comparison = compared(tmp_path)
+    assert comparison.warnings == ()
+    assert [row["rounds"] for row in rows(comparison).values()] == [[4], [2]]
+
+
+def test_rows_follow_the_folders_that_are_named(tmp_path: Path) -> None:
+    for run in (FEDAVG, MERGE, SPLIT):
+        left(tmp_path, run, [0.5])
+    folders = [tmp_path / "paper" / name for name in ("sfl_v1", "fedavg", "mergesfl")]
+    assert list(rows(report.compare(report.find(folders)))) == ["sfl_v1", "fedavg", "mergesfl"]
+    assert list(rows(compared(tmp_path))) == ["fedavg", "mergesfl", "sfl_v1"]
+
+
 def test_a_run_that_diverged_does_not_cut_the_others_short_by_samples(tmp_path: Path) -> None:
     of_samples(left(tmp_path, replace(SPLIT, until_samples=96), [0.2, 0.9, 0.95]), 32)
     of_samples(left(tmp_path, replace(FEDAVG, until_samples=96), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), 16)
@@ -339,11 +443,14 @@ def test_csv_and_json_have_every_seed(three: Path, say: Any) -> None:  # noqa: F
         "seed": "1",
         "compared": "True",
         "rounds": "2",
+        "trained_rounds": "2",
+        "evaluations": "2",
         "samples": "16",
         "best_accuracy": "0.6",
         "final_accuracy": "0.6",
         "rounds_to_target": "2",
         "earliest_round": "2",
+        "samples_to_target": "16",
         "simulated_seconds_to_target": "",
         "bytes_up": str(4 * 2**20),
         "bytes_down": str(2 * 2**20),
@@ -508,6 +615,39 @@ def test_a_subset_of_the_cuts_leaves_the_others_in_the_figure(
         words = ["cuts", "--cut", cut, "--rounds", "1", "--engine", "loop", "--set", "per_round=2", "--quiet"]
         assert say(*words).code == 0
     assert drawn == [[1], [1, 2]]
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_a_figure_is_not_replaced_by_one_of_fewer_runs(
+    three: Path,
+    say: Any,  # noqa: F811
+    ending: str,
+) -> None:
+    file = Path(f"a.{ending}")
+    assert say("compare", ".", "--figure", str(file)).code == 0
+    drawn = file.read_bytes()
+    for subset, lost in (
+        (["paper/mergesfl", "paper/fedavg"], "paper/tilt_&_turn/seed-0, paper/tilt_&_turn/seed-1 and 1 more"),
+        (["paper/mergesfl/seed-0"], "paper/fedavg/seed-0, paper/fedavg/seed-1 and 6 more"),
+    ):
+        said = say("compare", *subset, "--figure", str(file))
+        assert said.out == "" and mistake(said) == (
+            f"{file} shows runs that are not compared here: {lost}; add them, choose another --figure, or delete that "
+            "file first"
+        )
+        assert file.read_bytes() == drawn
+    left(three, SPLIT, [0.2, 0.6], seed=0)
+    assert say("compare", ".", "--figure", str(file)).code == 0  # of more runs, though of fewer seeds in common
+    assert file.read_bytes() != drawn
+    assert say("compare", ".", "--figure", str(file)).code == 0
+
+
+def test_another_picture_is_not_replaced(three: Path, say: Any) -> None:  # noqa: F811
+    Path("photo.png").write_bytes(b"mine")
+    assert mistake(say("compare", ".", "--figure", "photo.png")) == (
+        "photo.png is there, and does not say which runs it shows; choose another --figure, or delete that file first"
+    )
+    assert Path("photo.png").read_bytes() == b"mine"
 
 
 def test_a_run_whose_plug_in_is_gone_is_read_as_it_was_recorded(tmp_path: Path) -> None:

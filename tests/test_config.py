@@ -37,6 +37,15 @@ REFUSED = {
     "per_client, per_round, precision, rounds, sample, sampler, "
     "seed, server_engine, server_optimiser, subset, until_accuracy, until_converged, until_samples, validation, "
     "weights.",
+    "alpha = 0.3": "unknown key 'alpha' in my.toml; alpha is an option of the partition: partition = "
+    '{ name = "dirichlet", alpha = 0.3 }',
+    "momentum = 0.9": "unknown key 'momentum' in my.toml; momentum is an option of the optimiser: optimiser = "
+    '{ name = "sgd", momentum = 0.9 }',
+    "hidden = [8]": "unknown key 'hidden' in my.toml; hidden is an option of the model: model = "
+    '{ name = "mlp", hidden = [8] }',
+    "size = 8": "unknown key 'size' in my.toml; size is an option of the batching: batching = { size = 8 }",
+    "target = 'days'": "unknown key 'target' in my.toml; target is an option of the data: data = "
+    '{ path = "mine.csv", target = "days" }',
     "[optimiser]\nmomentun = 0.9": "unknown key 'momentun' in my.toml, [optimiser]; did you mean 'momentum'?",
     "[model]\nwidht = 8": "unknown key 'widht' in my.toml, [model]; did you mean 'width'?",
     "[method]\nsink = 'step'": "unknown key 'sink' in my.toml, [method]; did you mean 'sync'?",
@@ -47,7 +56,7 @@ REFUSED = {
     "data = 'digts'": "unknown data set 'digts' in my.toml; did you mean 'digits'?",
     "engine = 'lop'": "unknown engine 'lop' in my.toml; did you mean 'loop'?",
     "precision = 'bf61'": "unknown precision 'bf61' in my.toml; did you mean 'bf16'?",
-    "precision = 16": "precision = 16 in my.toml does not fit: Expected str, got int",
+    "precision = 16": "precision = 16 in my.toml does not fit: precision must be a text",
     "[method]\nsync = 'stp'": "unknown sync 'stp' in my.toml, [method]; did you mean 'step'?",
     "[optimiser]\nlr = { schedule = 'cosin', lr = 0.1 }": "unknown schedule 'cosin' in my.toml, [optimiser], lr; "
     "did you mean 'cosine'?",
@@ -56,11 +65,11 @@ REFUSED = {
     "[optimiser]\nlr = { schedule = 'cosine', lr = 0.1 }": "schedule 'cosine' needs rounds; "
     "add it in my.toml, [optimiser], lr",
     "[optimiser]\nlr = { schedule = 'cosine', lr = 'x', rounds = 5 }": 'lr = "x" in my.toml, [optimiser], lr does not '
-    "fit: Expected float, got str",
+    "fit: lr must be a number",
     "[optimiser]\nlr = { schedule = 'cosine', lr = -0.1, rounds = 5 }": "my.toml, [optimiser]: lr is -0.1, "
     "but it must be a number above 0.",
     "[optimiser]\nlr = { lr = 0.1, warmup = 2.5 }": "warmup = 2.5 in my.toml, [optimiser], lr does not fit: "
-    "Expected int, got float",
+    "warmup must be a whole number",
     "[optimiser]\nlr = { lr = 0.1, warmup = 0 }": "my.toml, [optimiser]: warmup is 0, "
     "but it must be a whole number of rounds above 0.",
     "[optimiser]\nlr = { lr = 0.1, warmpu = 2 }": "unknown key 'warmpu' in my.toml, [optimiser], lr; "
@@ -74,22 +83,22 @@ REFUSED = {
     "optimiser = 'adam'": "optimiser 'adam' needs lr; add it in my.toml, [optimiser]",
     "[server_optimiser]\nlr = 0.1": 'my.toml, [server_optimiser] needs a name, such as name = "adam"',
     "method = 3": 'my.toml, [method] needs a name, such as name = "fedavg"',
-    "rounds = 'ten'": 'rounds = "ten" in my.toml does not fit: Expected int, got str',
-    "rounds = true": "rounds = true in my.toml does not fit: Expected int, got bool",
-    "cut = 1.5": "cut = 1.5 in my.toml does not fit: Expected int | str, got float",
-    "data = 3": "data = 3 in my.toml does not fit: Expected str, got int",
+    "rounds = 'ten'": 'rounds = "ten" in my.toml does not fit: rounds must be a whole number',
+    "rounds = true": "rounds = true in my.toml does not fit: rounds must be a whole number",
+    "cut = 1.5": "cut = 1.5 in my.toml does not fit: cut must be a whole number or a text",
+    "data = 3": "data = 3 in my.toml does not fit: data must be a text",
     "[model]\nname = 'mlp'\nhidden = [32, 'x']": 'hidden = [32, "x"] in my.toml, [model] does not fit: '
-    "Expected int, got str - at $[1]",
-    "[optimiser]\nlr = [0.1]": "lr = [0.1] in my.toml, [optimiser] does not fit: Expected float, got array",
+    "hidden[1] must be a whole number",
+    "[optimiser]\nlr = [0.1]": "lr = [0.1] in my.toml, [optimiser] does not fit: lr must be a number",
     "[optimiser]\nmomentum = 1.5": "my.toml, [optimiser]: momentum is 1.5, "
     "but it must be a number from 0 up to below 1.",
-    "[batching]\nsize = 'x'": 'size = "x" in my.toml, [batching] does not fit: Expected int, got str',
+    "[batching]\nsize = 'x'": 'size = "x" in my.toml, [batching] does not fit: size must be a whole number',
     "[batching]\nsize = 0": "my.toml, [batching]: batching: size is 0; it must be at least 1",
     "batching = 8": "my.toml, [batching] must be a table with size, epochs, steps, drop_last",
     "rounds = 0": "my.toml: rounds is 0; it must be at least 1",
     "per_round = 0": "my.toml: per_round is 0; it must be at least 1",
     "until_samples = 0": "my.toml: until_samples is 0; it must be at least 1",
-    "until_samples = 1e5": "until_samples = 100000.0 in my.toml does not fit: Expected int | null, got float",
+    "until_samples = 1e5": "until_samples = 100000.0 in my.toml does not fit: until_samples must be a whole number",
     "validation = 1": "my.toml: validation is 1.0; it must be a fraction from 0 up to below 1",
     "name = '../up'": "my.toml: the name '../up' cannot be a folder below --out; use words, with / between them",
     "name = ''": "my.toml: the name '' cannot be a folder below --out; use words, with / between them",

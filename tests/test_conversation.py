@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import SEED, clients_of, images
@@ -15,20 +16,26 @@ from in_process import deployment, device, terms
 from test_cli import say  # noqa: F401
 from test_engines_agree import CASES
 from test_remote import method_of
-from torch import Tensor
+from torch import Tensor, nn
 
+from cutlayer import optim
 from cutlayer.core import keys
+from cutlayer.core.batches import Batching
 from cutlayer.core.tree import Tree
+from cutlayer.data.arrays import Arrays
 from cutlayer.data.partition import Partition
 from cutlayer.errors import ConfigError, LawError
+from cutlayer.methods import hasfl
 from cutlayer.remote.device.audit import Audit
 from cutlayer.remote.device.conversation import Conversation, Follower, Line
 from cutlayer.remote.device.session import Session
 from cutlayer.remote.device.terms import Allowance, Attempts
 from cutlayer.remote.device.worker import walk_of
+from cutlayer.remote.joining.compiling import Learned
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol.messages import Answer, Work
 from cutlayer.remote.tensors.trees import flatten
+from cutlayer.split import Split
 
 CLIENT = 2
 
@@ -45,8 +52,8 @@ def text(conversation: Conversation) -> list[list[str]]:
 def test_the_conversation_of_sfl_v1_reads_like_the_method() -> None:
     """Two mini-batches of four samples: each sends activations and labels, and takes one gradient."""
     found = conversation_of("sfl_v1")
-    step = ["make the own seed", "make the key"]
-    back = ["receive gradients", "pull gradients back through client.forward"]
+    step = ["make this device's seed", "make the key of the step"]
+    back = ["receive gradients", "back-propagate gradients through client.forward"]
     assert text(found) == [
         ["receive model", "receive settings", "do client.begin(model, settings)"],
         [
@@ -143,7 +150,7 @@ class Asked:
 
     def first_step(self, *, size: int = 4, step: int = 0, **options: Any) -> Said:
         """Ask for what an honest server asks first: the activations and labels of a mini-batch."""
-        numbers = [*self.model.numbers, 0, size, step, 11, 0, 11]
+        numbers = [*self.model.numbers, options.get("round", 0), size, step, step, step, step]
         return self(first(self.model.skeleton), numbers, self.model.tensors, begins=True, **options)
 
 
@@ -170,7 +177,7 @@ def answered(said: Said) -> list[Tensor]:
 def test_what_the_method_asks_is_answered_once_for_each_mini_batch() -> None:
     asked = Asked()
     z, first_labels = answered(asked.first_step())
-    _, labels = answered(asked((*BACK, *NEXT), (4, 1, 11, 1, 11), (torch.zeros_like(z),)))
+    _, labels = answered(asked((*BACK, *NEXT), (4, 1, 1, 1, 1), (torch.zeros_like(z),)))
     walk = walk_of(asked.device.batching, CLIENT, len(asked.device.data), keys.fold(SEED, "round", 0))({})
     samples = [*walk.samples(CLIENT, 0), *walk.samples(CLIENT, 1)]
     assert torch.equal(torch.cat([first_labels, labels]), asked.device.data.y[samples])
@@ -182,7 +189,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "all samples at once": ({"size": 1000}, OWN + "batches of 4 samples, but the server asks for 1000"),
     "another mini-batch first": (
         {"step": 1},
-        OWN + "'load the first mini-batch' here, but the server asks for: load the other mini-batch",
+        OWN + "'load the first mini-batch' here, but the server asks for: load another mini-batch",
     ),
     "a mini-batch that the run does not have": (
         {"step": 2},
@@ -206,7 +213,7 @@ def test_a_device_refuses_what_its_own_run_does_not_have(name: str) -> None:
 def test_a_mini_batch_is_not_loaded_twice() -> None:
     asked = Asked()
     z, _ = answered(asked.first_step())
-    said = asked((*BACK, *NEXT), (4, 0, 11, 0, 11), (torch.zeros_like(z),))
+    said = asked((*BACK, *NEXT), (4, 0, 0, 0, 0), (torch.zeros_like(z),))
     assert said == OWN + "'load the next mini-batch' here, but the server asks for: load the first mini-batch"
 
 
@@ -217,7 +224,7 @@ def test_a_gradient_is_not_sent_twice_through_one_mini_batch() -> None:
     said = asked((*BACK[:2], c.Put(9, "tensor")), (), (z, z))
     assert said == (
         OWN + "'do client.update(client.begin, gradients through client.forward)' here, but the server asks for: "
-        "receive something else"
+        "receive a value that does not belong here"
     )
 
 
@@ -225,14 +232,14 @@ def test_a_model_does_not_come_where_a_gradient_belongs() -> None:
     asked = Asked()
     asked.first_step()
     said = asked((c.Put(0, asked.model.skeleton),), asked.model.numbers, asked.model.tensors)
-    assert said == OWN + "'receive gradients' here, but the server asks for: receive something else"
+    assert said == OWN + "'receive gradients' here, but the server asks for: receive a value that does not belong here"
 
 
 def test_a_model_of_another_form_is_refused() -> None:
     asked = Asked()
     wide = [torch.zeros(3, *a.shape) for a in asked.model.tensors]
     said = asked(first(asked.model.skeleton), [*asked.model.numbers, 0], wide, begins=True)
-    assert said == OWN + "'receive model' here, but the server asks for: receive something else"
+    assert said == OWN + "'receive model' here, but the server asks for: receive a value that does not belong here"
 
 
 def test_a_round_is_played_three_times_at_most_even_if_the_device_restarts(tmp_path: Path) -> None:
@@ -244,7 +251,7 @@ def test_a_round_is_played_three_times_at_most_even_if_the_device_restarts(tmp_p
     for _ in range(3):
         answered(asked().first_step())
     assert asked().first_step() == (
-        "this device has played round 1 as often as its owner allows (3); its owner may join with a larger --attempts"
+        "this device has already played round 1 three times, its limit; join with --attempts N to allow more"
     )
     answered(asked().first_step(round=1))
     assert file.stat().st_mode & 0o777 == 0o600
@@ -271,14 +278,14 @@ def test_a_round_that_was_refused_does_not_go_on() -> None:
     z, _ = answered(asked.first_step())
     assert isinstance(asked((c.Vjp(4, 8, "client.forward", (2, 3, 6)),)), str)
     said = asked(BACK, (), (z,))
-    assert said == OWN + "'receive model' here, but the server asks for: receive something else"
+    assert said == OWN + "'receive model' here, but the server asks for: receive a value that does not belong here"
 
 
 def test_a_list_has_one_answer() -> None:
     """With two, both would go to the home of the last."""
     asked = Asked()
     commands = (*first(asked.model.skeleton), *BACK)
-    numbers, z = [*asked.model.numbers, 0, 4, 0, 11, 0, 11], torch.zeros(4, 2, 8, 8, dtype=torch.float64)
+    numbers, z = [*asked.model.numbers, 0, 4, 0, 0, 0, 0], torch.zeros(4, 2, 8, 8, dtype=torch.float64)
     said = asked(commands, numbers, (*asked.model.tensors, z), begins=True)
     assert said == "it comes after an up or deliver, which ends a list"
 
@@ -286,8 +293,122 @@ def test_a_list_has_one_answer() -> None:
 def test_a_seed_is_made_once() -> None:
     asked = Asked()
     z, _ = answered(asked.first_step())
-    said = asked((*BACK, *NEXT), (4, 1, 11, 0, 11), (torch.zeros_like(z),))
-    assert said == "the server asks again for what this device's own run has only once in a round"
+    said = asked((*BACK, *NEXT), (4, 1, 1, 0, 1), (torch.zeros_like(z),))
+    assert said == "this is step 2 of the round, but the server asks for another number"
+
+
+NUMBERS: dict[str, tuple[list[int], str]] = {
+    "the round": ([1, 4, 0, 0, 0, 0], "the setting here is the number of the round in this device's own run, but"),
+    "the key of a mini-batch": ([0, 4, 0, 7, 0, 0], "mini-batch 1 belongs to step 1, but the server asks for 8"),
+    "the seed": ([0, 4, 0, 0, 7, 0], "this is step 1 of the round, but the server asks for another number"),
+    "the key of a step": ([0, 4, 0, 0, 0, 7], "this is step 1 of the round, but the server asks for another number"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_from_which_a_device_draws_are_those_of_its_own_run(name: str) -> None:
+    """A server that chose them would choose masks and augmentations, or noise that it has seen before."""
+    numbers, reason = NUMBERS[name]
+    asked = Asked("hasfl")  # whose steps have no epochs, at which a device may have waited for others
+    numbers[1] = conversation_of("hasfl").batch_sizes[0]
+    *settings, cut = [numbers[0], 1]
+    said = asked(
+        (*first(asked.model.skeleton)[:3], c.Put(12, "number"), *first(asked.model.skeleton)[3:]),
+        [*asked.model.numbers, *settings, cut, *numbers[1:]],
+        asked.model.tensors,
+        begins=True,
+    )
+    assert isinstance(said, str) and said.startswith(reason)
+
+
+def test_a_device_may_have_waited_for_others_where_an_epoch_begins() -> None:
+    follower = Follower(conversation_of("sfl_v1 epoch"))
+    per_epoch = CASES["sfl_v1 epoch"].batching.per_epoch(len(clients_of().clients[CLIENT]), 4)
+    follower.check_batch(4, 0, 0)
+    follower.check_batch(4, per_epoch, per_epoch + 3)
+    with pytest.raises(LawError, match=f"mini-batch {per_epoch + 2} belongs to step {per_epoch + 5}, but the server"):
+        follower.check_batch(4, per_epoch + 1, per_epoch + 1)
+    with pytest.raises(LawError, match=f"mini-batch {per_epoch + 2} belongs to step {per_epoch + 5}, but the server"):
+        follower.check_batch(4, per_epoch + 1, per_epoch + 5)
+
+
+def test_a_fixed_cut_is_not_moved_even_if_all_layers_have_the_same_shape() -> None:
+    """With other shapes the model would not fit."""
+    split = Split(nn.Sequential(*(nn.Linear(6, 6, dtype=torch.float64) for _ in range(5))), cut=3)
+    opt = optim.sgd(0.1)
+    method = hasfl(model=split, client_opt=opt, server_opt=opt, interval=2, batches="fixed", cuts="fixed")
+    data = Arrays(x=torch.randn(40, 6, dtype=torch.float64), y=torch.arange(40) % 6)
+    parts, batching = Partition([np.arange(20), np.arange(20, 40)]), Batching(size=4)
+    own = terms(method, data, parts, batching, 0, SEED)
+    model = flatten(split.initial()[0])
+    for cut, reason in ((3, None), (2, "the setting here is 3 in this device's own run, but the server sends 2")):
+        session = Session(device(method, data, parts, batching, 0, terms=own), 7)
+        forward = c.Vjp(7, 8, "client.forward", (2, 3, 6, 12))
+        commands = (*first(model.skeleton)[:3], c.Put(12, "number"), c.Batch(3, 4), c.Own(5), c.Key(6), forward)
+        work = Work(
+            session=7,
+            number=1,
+            round=0,
+            key=keys.fold(SEED, "round", 0),
+            token=1,
+            begins=True,
+            list=1,
+            commands=(*commands, c.Up(("activations", "labels"), (7, 4))),
+            numbers=(*model.numbers, 0, cut, 4, 0, 0, 0, 0),
+        )
+        reply = session.work(work, model.tensors)
+        assert reply is not None and getattr(reply.message, "reason", None) == reason
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 3])
+def test_a_drawn_cut_is_the_one_that_the_key_of_the_round_draws(drawn: int) -> None:
+    """In each round a device answers functions at that cut alone."""
+    method = method_of("smofi random cut")
+    learned = terms(method, images(), clients_of(), CASES["smofi random cut"].batching, CLIENT, SEED).conversation
+    rounds = [r for r in range(40) if _drawn(method, r) == drawn]
+    assert rounds
+    for r in rounds[:3]:
+        names = {line.name.split(".client.")[0] for p in learned(r).passages for line in p if ".client." in line.name}
+        assert names == {f"methods.{drawn}"}
+
+
+def _drawn(method: Any, round: int) -> int:
+    return int(keys.generator(keys.fold(SEED, "round", round), "cut").integers(len(method.methods)))
+
+
+def test_activations_leave_no_more_often_than_the_method_sends_them() -> None:
+    """FSL-SAGE sends them at every second step; the passages of other steps would go on with them, too."""
+    conversation = conversation_of("fsl_sage")
+    follower = Follower(replace(conversation, free=frozenset(("activations", "labels"))))
+    z = torch.zeros(4, 2, 8, 8)
+    most = conversation.num_sent["activations labels"]
+    assert most == 1  # of two mini-batches
+    follower.check_leaving(("activations", "labels"), (z, z))
+    with pytest.raises(LawError, match=r"^activations, labels leave 1 times in a round of this device's own run$"):
+        follower.check_leaving(("activations", "labels"), (z, z))
+
+
+def test_what_is_learned_of_rounds_does_not_grow_where_nothing_is_new() -> None:
+    learned = terms(
+        method_of("hasfl random"), images(), clients_of(), CASES["hasfl random"].batching, CLIENT, SEED
+    ).conversation
+    assert isinstance(learned, Learned)
+    for r in range(60):
+        learned(r)
+    known = len(learned._heard)
+    for r in range(60, 90):
+        learned(r)
+    assert len(learned._heard) - known <= 3
+
+
+def test_a_server_is_not_told_what_another_library_says_of_own_data(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch names a label that does not fit the outputs."""
+    asked = Asked()
+    asked.device = replace(asked.device, data=replace(asked.device.data, x=asked.device.data.x.flatten(1)))
+    asked.session = Session(asked.device, 7)
+    said = asked.first_step()
+    assert said == "it failed on this device with RuntimeError; the device's own log has the details"
+    assert "client.forward" in caplog.text
 
 
 def test_lists_that_are_refused_are_not_remembered() -> None:
@@ -306,7 +427,7 @@ def test_a_cut_that_a_server_moves_does_not_change_what_leaves() -> None:
 def test_attempts_that_cannot_be_counted_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("this is no folder")
     said = Asked(attempts=Attempts(100, 3, tmp_path / "state" / "attempts")).first_step()
-    assert isinstance(said, str) and said.startswith("attempts cannot be counted in ")
+    assert isinstance(said, str) and said == "this device cannot count what it gives; its own log says why"
 
 
 def test_a_device_works_no_longer_than_its_owner_allows() -> None:
@@ -321,7 +442,10 @@ def test_a_device_works_no_longer_than_its_owner_allows() -> None:
 def test_with_two_owners_the_training_server_cannot_send_a_model() -> None:
     follower = Follower(conversation_of("sfl_v1", two_servers=True))
     model = method_of("sfl_v1").model.initial()[0]
-    with pytest.raises(LawError, match="'receive model' here, but the server asks for: receive something else"):
+    with pytest.raises(
+        LawError,
+        match="'receive model from the fed server' here, but the server asks for: receive a value that does not belong",
+    ):
         follower.follow(c.Put(0, flatten(model).skeleton), model)
     follower.follow(c.Get(0), model)
 
@@ -335,9 +459,11 @@ def test_what_leaves_is_on_record_before_it_does(tmp_path: Path) -> None:
     asked.device = replace(asked.device, audit=Audit(file))
     asked.session = Session(asked.device, 7)
     z, y = answered(asked.first_step())
-    assert isinstance(asked.first_step(size=1), str)  # nothing of a refusal is on record
-    (line,) = map(json.loads, file.read_text().splitlines())
+    assert isinstance(asked.first_step(size=1), str)
+    line, refusal = map(json.loads, file.read_text().splitlines())
     assert (line["round"], line["to"]) == (1, "train")
+    refused = "command 4 (batch): this device's own run has batches of 4 samples, but the server asks for 1"
+    assert (refusal["round"], refusal["refused"], refusal.get("values")) == (1, refused, None)
     assert line["values"] == [
         {"kind": kind, "bytes": a.nbytes, "sha256": hashlib.sha256(a.contiguous().numpy().tobytes()).hexdigest()}
         for kind, a in (("activations", z), ("labels", y))
@@ -371,6 +497,9 @@ def test_a_dry_run_prints_what_a_round_may_ask_without_a_server_or_keys(say: Any
     assert lines[0] == "360 samples to train on, in 3 rounds"
     assert any(line.startswith("leaves, at most ") and line.endswith(": activations, labels, model") for line in lines)
     assert "at most 11 mini-batches of 32 samples a round, each once" in lines
+    assert {"     activations, labels: at most 11 times", "     model: at most once"} <= set(lines)
+    assert "plain numbers that come: the number of the round" in lines
+    assert {"     labels: int64 (n)", "     model: float32 (16, 1, 3, 3), float32 (16)"} <= set(lines)
     assert "     receive model" in lines and "     send client.update.model as model" in lines
     assert max(map(len, lines)) <= 80
 
@@ -423,11 +552,11 @@ def test_clients_of_very_different_sizes_are_followed_where_batches_are_planned(
 def test_a_method_that_chooses_batch_sizes_takes_each_sample_once_in_a_pass() -> None:
     follower = Follower(conversation_of("mergesfl regulated"))
     num = len(clients_of().clients[CLIENT])
-    follower.check_batch(2, 0)
+    follower.check_batch(2, 0, 0)
     with pytest.raises(LawError, match="a round goes on with batches of 2 samples, but the server asks for 1"):
-        follower.check_batch(1, 1)
+        follower.check_batch(1, 1, 1)
     with pytest.raises(LawError, match=f"has {num // 2} mini-batches in a round, but the server asks for number 5"):
-        follower.check_batch(2, 4)
+        follower.check_batch(2, 4, 4)
 
 
 def test_slots_hold_no_more_than_a_round_needs() -> None:

@@ -14,7 +14,7 @@ def trial(accuracies: list[float | None], seed: int = 0) -> Trial:
         {"round": number, "samples": number} | ({} if accuracy is None else {"test_accuracy": accuracy})
         for number, accuracy in enumerate(accuracies, start=1)
     ]
-    return Trial(path=Path("somewhere"), run=Run(seed=seed), history=history, seconds=0.0)
+    return Trial(path=Path("somewhere"), run=Run(seed=seed), history=history, times={})
 
 
 def group(*accuracies: list[float | None]) -> Group:

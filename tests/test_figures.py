@@ -30,7 +30,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     seen: list[Figure] = []
 
     @contextmanager
-    def kept(path: Path) -> Iterator[Figure]:
+    def kept(path: Path, **_: str) -> Iterator[Figure]:
         figure = Figure()
         yield figure
         seen.append(figure)
@@ -190,7 +190,7 @@ STUDY = CutStudy(
 def test_a_study_of_the_cut_has_four_pictures(drawn: list[Figure]) -> None:
     draw_cuts(STUDY, Path("a.png"))
     accuracy, traffic, work, time = drawn[0].axes
-    assert lines(accuracy) == {"SFL-V1, iid": [(0, 50), (1, 50)], "SFL-V2, iid": [(0, 70), (1, 60)]}
+    assert lines(accuracy) == {"SFL-V1, IID": [(0, 50), (1, 50)], "SFL-V2, IID": [(0, 70), (1, 60)]}
     assert [list(a.lines[0].get_ydata()) for a in (traffic, work)] == [[1, 2], [1, 2]]
     assert lines(time) == {"SFL-V1": [(0, 2), (1, 4)], "SFL-V2": [(0, 3), (1, 6)]}
     for axes in drawn[0].axes:
@@ -228,7 +228,7 @@ def test_the_name_of_the_file_decides_its_format(tmp_path: Path) -> None:
 def test_a_figure_of_an_unknown_format() -> None:
     with pytest.raises(ConfigError) as caught:
         figures.check_format(Path("curves.gif"))
-    assert str(caught.value) == "cannot draw a figure into curves.gif; use a name that ends in .png, .pdf, .svg"
+    assert str(caught.value) == "cannot draw a figure into curves.gif; use a name that ends in .png, .pdf or .svg"
 
 
 # -- converged runs ----------------------------------------------------------------------------------------------------

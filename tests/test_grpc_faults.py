@@ -23,6 +23,7 @@ from cutlayer.meters.ledger import Ledger
 from cutlayer.remote.device.store import ClientStore
 from cutlayer.remote.identity.trial import trial
 from cutlayer.remote.monitor.status import Board, RunStatus
+from cutlayer.remote.protocol.messages import STOPPING
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.serve import Serving
 from cutlayer.remote.server.sessions import Sessions
@@ -340,7 +341,7 @@ def test_clients_whose_memory_is_newer_than_a_restored_server_download(
             there.round(saved)  # of which the restored server knows nothing
             assert there.ledger.totals["down_setup"] == ledger["totals"]["down_setup"]
             for session in there.backend.sessions.present().values():
-                there.backend.sessions.leave(session.client, session.number, "the server stops for now")
+                there.backend.sessions.leave(session.client, session.number, STOPPING)
             there.ledger.restore(ledger)
             there.backend.memory = KnownVersions()
             there.backend.memory.restore(memory)

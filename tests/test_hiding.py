@@ -107,7 +107,7 @@ def test_the_command_takes_every_number(say: Any) -> None:
     [
         ("--uplink 0", "uplink is 0.0, but it must be a number above 0."),
         ("--noise 2", "noise is 2.0, but it must be a share from 0 up to below 1."),
-        ("--figure a.gif", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf, .svg"),
+        ("--figure a.gif", "cannot draw a figure into a.gif; use a name that ends in .png, .pdf or .svg"),
     ],
 )
 def test_mistakes_on_the_command_line(say: Any, words: str, message: str) -> None:

@@ -86,12 +86,18 @@ REFUSED = {
     "labels": (
         DeviceSettings(data="digits", never=frozenset({"labels"})),
         RUN,
-        "this run's method sends labels, which this device never does",
+        "this run's method sends labels, which this device never sends (--never labels)",
     ),
     "raw inputs": (
         DeviceSettings(data="digits"),
         replace(RUN, cut=0),
-        "this run leaves no layer at the clients, so their raw inputs would leave as activations; join with "
+        "at cut 0 this run leaves no weights at the clients, so their raw inputs would leave as activations; join with "
+        "--allow-raw if that is meant",
+    ),
+    "raw inputs at a cut that is drawn": (
+        DeviceSettings(data="digits"),
+        replace(RUN, method=Choice("smofi", {"random_cut": (0, 2)})),
+        "at cut 0 this run leaves no weights at the clients, so their raw inputs would leave as activations; join with "
         "--allow-raw if that is meant",
     ),
     "the name of a data set": (

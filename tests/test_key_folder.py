@@ -1,5 +1,6 @@
 """What the folder of a CA holds, with all keys of a trial, and what it refuses; the list of clients."""
 
+import os
 import re
 import stat
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,8 @@ from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cutlayer.errors import ConfigError, LinkError
-from cutlayer.remote.identity import certificates, key_folder
+from cutlayer.remote.identity import certificates, key_folder, requests
+from cutlayer.remote.identity.certificates import Identity
 from cutlayer.remote.identity.key_folder import Party
 from cutlayer.remote.identity.register import Register
 from cutlayer.remote.identity.trial import client_names, trial
@@ -48,10 +50,24 @@ class TestFolder:
             *(f"clients/{name}/{file}" for name in ("ann", "bob") for file in client),
         }
 
-    def test_private_keys_and_folders_are_their_owners_alone(self, folder: Path) -> None:
-        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+    def test_all_files_and_folders_are_their_owners_alone_whatever_the_umask(self, tmp_path: Path, umask: int) -> None:
+        before = os.umask(umask)
+        try:
+            trial(tmp_path / "keys", "ann,bob")
+            key_folder.revoke(tmp_path / "keys", ["bob"])
+            request = requests.renew(tmp_path / "keys/clients/ann")
+            ca, terms = key_folder.read_ca(tmp_path / "keys"), key_folder.SigningTerms(renew=True)
+            key_folder.sign(tmp_path / "keys", ca, [request], terms)
+            requests.make(tmp_path / "dave", Identity("client", "dave"))
+            key_folder.create(tmp_path / "ca", None)
+        finally:
+            os.umask(before)
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
         assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
-        assert {mode for path, mode in modes.items() if path.name in ("ca.key", "key.pem")} == {0o600}
+        assert {path.name: mode for path, mode in modes.items() if path.is_file()} == dict.fromkeys(
+            ["ca.key", "ca.pem", "clients.toml", "cert.pem", "key.pem", "next.key.pem", "ann.csr", "dave.csr"], 0o600
+        )
 
     def test_the_chain_holds_for_the_purpose_and_the_names(self, folder: Path) -> None:
         policy = verification.PolicyBuilder().store(
@@ -218,7 +234,7 @@ class TestRegister:
         with pytest.raises(LinkError) as revoked:
             register.number("ann")
         assert str(revoked.value) == (
-            "client 'ann' was revoked and may not join; it needs a certificate with another name"
+            "client 'ann' was revoked; to take part again it needs a certificate under a new name"
         )
         with pytest.raises(LinkError) as unknown:
             register.number("eve")

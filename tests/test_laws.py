@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import agree, resnet, simulation
+from conftest import BATCH, agree, clients_of, images, resnet, simulation
+from in_process import device
 from torch import Tensor
 
 from cutlayer import methods, optim
@@ -36,6 +37,10 @@ from cutlayer.pieces.client import SplitClient
 from cutlayer.planning.devices import Pool
 from cutlayer.planning.problem import Costs
 from cutlayer.planning.profile import profile
+from cutlayer.remote.device.session import Session
+from cutlayer.remote.protocol import commands as c
+from cutlayer.remote.protocol.messages import Refusal, Work
+from cutlayer.remote.tensors.trees import flatten
 from cutlayer.runs.simulation import Simulation
 from cutlayer.split import Split
 
@@ -101,6 +106,14 @@ class Probe:
 
     def unmarked(self, part: Part) -> Part:
         return part
+
+    @at_client(passes="x")
+    def passed_on(self, x: Tensor) -> tuple[Tensor, Tensors]:
+        return x, {}
+
+    @at_client(gives=LABELS, passes="y")
+    def labels_passed_on(self, y: Tensor) -> tuple[Tensor, Tensors]:
+        return y, {}
 
     @at_client(gives=ACTIVATIONS)
     def scored(self, part: Part, x: Tensor, key: int | None) -> tuple[Tensor, Tensors]:
@@ -268,6 +281,46 @@ ARGUMENTS: dict[str, tuple[Callable[[Scene], Any], str]] = {
 def test_only_what_is_at_the_clients_is_an_argument(what: str, engine: str) -> None:
     story, message = ARGUMENTS[what]
     assert refusal(story, engine) == message
+
+
+@pytest.mark.parametrize("verb", ("vjp", "grad"))
+@pytest.mark.parametrize(("name", "data", "what"), [("passed_on", "x", "inputs"), ("labels_passed_on", "y", "labels")])
+def test_a_function_that_passes_raw_data_on_is_not_differentiated(verb: str, name: str, data: str, what: str) -> None:
+    """Its output is raw data, and a derivative has no mark that says so."""
+    told = refusal(lambda s: getattr(s.clients, verb)(getattr(s.me, name), getattr(s.step, data)), "loop")
+    assert told == f"{name} passes a client's own {what} on, so it is not differentiated; run it with `do`"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_raw_data_that_a_function_has_passed_on_stay_raw(engine: str) -> None:
+    told = refusal(lambda s: s.clients.do(s.me.client.update, s.c, s.clients.do(s.me.passed_on, s.step.x)), engine)
+    assert told == "argument 2 of client.update takes none of a client's own data, but it was given inputs"
+    told = refusal(lambda s: s.clients.do(s.pull, s.clients.do(s.me.labels_passed_on, s.step.y)), engine)
+    assert told == "a pullback takes the gradient of its output, and no client's own data"
+
+
+def test_a_device_pulls_nothing_of_its_own_data_back() -> None:
+    """The gradients of its layers would be the data, weighted by how the layers react to them."""
+    model = Split(resnet(), 1)
+    method = Probe(model=model, client=SplitClient(model=model, opt=OPT), story=lambda scene: None)
+    session, flat = Session(device(method, images(), clients_of(), BATCH, 0), 1), flatten(model.initial()[0])
+    begin = (c.Put(0, flat.skeleton), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1)))
+    step = (c.Batch(3, 4), c.Own(5), c.Key(6), c.Vjp(7, 8, "client.forward", (2, 3, 6)))
+    for number, own in enumerate((3, 4), start=1):
+        work = Work(
+            session=1,
+            number=number,
+            round=0,
+            key=11,
+            token=1,
+            begins=True,
+            list=number,
+            commands=(*begin, *step, c.Pull(9, 8, own)),
+            numbers=(*flat.numbers, 0, 4, 0, 0, 0, 0),
+        )
+        reply = session.work(work, flat.tensors)
+        assert reply is not None and isinstance(reply.message, Refusal)
+        assert reply.message.reason == "a pullback takes the gradient of its output, and no client's own data"
 
 
 def test_functions_have_addresses_by_their_place_in_the_method() -> None:

@@ -16,7 +16,7 @@ from cutlayer.errors import ConfigError, DataError
 
 EXPECTED = (
     "an .npz, .npy, .safetensors, .csv, .tsv or .parquet file, a folder with one of them, one that datasets saved, or "
-    "one with a folder of pictures a class"
+    "a folder with one sub-folder of images for each class"
 )
 FOUR = Sample(shape=(4,), classes=3)
 GREY = Sample(shape=(1, 2, 3), classes=3)
@@ -415,15 +415,28 @@ def test_tables_as_office_programs_leave_them(tmp_path):
     [
         ("a,label\n", "a.csv: there are no samples; give at least one"),
         ("label\n1\n", "a.csv has one column; give at least a feature and the label, with commas between"),
-        ("a\tlabel\n1\t1\n", "a.csv has one column; give at least a feature and the label, with commas between"),
-        ("1,2\n3,4\n", "a.csv begins with numbers; name the columns in the first line"),
+        (
+            "a\tlabel\n1\t1\n",
+            "a.csv has one column; it seems to be separated by tabs; give at least a feature and the label, with "
+            "commas between",
+        ),
+        (
+            "a;label\n1,5;1\n",
+            "a.csv has one column; it seems to be separated by ';'; give at least a feature and the label, with "
+            "commas between",
+        ),
+        (
+            "1,2\n3,4\n",
+            "a.csv: the first line seems to hold data, not names; put a line with the names of the columns above it",
+        ),
         ("a,y,Y\n1,2,3\n", "a.csv has more than one column 'y'; keep the one with the labels"),
         ("a,y\n1,2\n\n1,2,3\n", "line 4 of a.csv has 3 cells, but the header has 2; give every column one"),
         ("a,y\n1,2\n,3\n", "line 3 of a.csv has nothing in the column 'a'; fill it in or remove the line"),
         ("a,y\n1,2\n1, \n", "line 3 of a.csv has nothing in the column 'y'; fill it in or remove the line"),
         (
             "a,y\nred,2\n",
-            "line 2 of a.csv has 'red' in the column 'a'; give a number, or name other features",
+            "line 2 of a.csv has 'red' in the column 'a'; give each category a number, or list the numeric columns in "
+            "features = [...]",
         ),
         (
             "a,y\n1,cat\n",
@@ -435,9 +448,9 @@ def test_tables_that_are_refused(tmp_path, text, message):
     assert refusal(table(tmp_path, text), Sample(shape=(1,), classes=3)) == message
 
 
-def test_a_table_that_is_no_text(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"a,y\n1,\xff\n")
-    assert refusal(tmp_path / "a.csv").startswith("cannot read a.csv: 'utf-8' codec can't decode byte 0xff")
+def test_a_table_in_another_encoding(tmp_path):
+    (tmp_path / "a.csv").write_bytes("a,y\n1,M\u00e4use\n".encode("latin-1"))
+    assert refusal(tmp_path / "a.csv") == "a.csv is not in UTF-8: see line 2; save it as UTF-8"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

@@ -70,8 +70,43 @@ def test_a_number_for_each_of_something_else_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         found(lambda out, y: torch.ones(2))
     assert str(caught.value) == (
-        "the metric 'mine' returned 2 numbers for 3 samples; return one for each sample, or a single one"
+        "the metric 'mine' returned the shape (2,) for outputs of (3, 1) and targets of (3,); return a number for each "
+        "sample or each target, or a single one for all"
     )
+
+
+@pytest.mark.parametrize(
+    ("metric", "out", "shape"),
+    [
+        (lambda out, y: (out - y).abs(), SCORES[:, None], "(3, 3) for outputs of (3, 1)"),
+        (lambda out, y: out, torch.ones(10, 4), "(3, 4) for outputs of (3, 4)"),
+    ],
+)
+def test_more_than_a_number_for_each_sample_is_refused(metric: Any, out: Tensor, shape: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        found(metric, out)
+    assert str(caught.value) == (
+        f"the metric 'mine' returned the shape {shape} and targets of (3,); return a number for each sample or each "
+        "target, or a single one for all"
+    )
+
+
+def test_a_number_for_each_target_is_averaged() -> None:
+    out, y = torch.tensor([[1.0, 2.0], [3.0, 5.0], [0.0, 0.0]]), torch.zeros(3, 2)
+    for metric in (lambda out, y: out - y, lambda out, y: (out - y).mean(1), lambda out, y: (out - y).mean(1)[:, None]):
+        assert found(metric, out, y, batch=2, num_classes=None) == pytest.approx(11 / 6)
+
+
+def test_a_single_number_of_all_pairs_is_refused() -> None:
+    y = TRUTH.float()
+    with pytest.raises(ConfigError) as caught:
+        found(lambda out, y: (out - y).abs().mean(), y=y, num_classes=None)
+    assert str(caught.value) == (
+        "the metric 'mine' would broadcast outputs of the shape (3, 1) and targets of the shape (3,); make them equal, "
+        "such as lambda out, y: F.mse_loss(out.squeeze(1), y)"
+    )
+    wanted = float((SCORES - y).abs().mean())
+    assert found(lambda out, y: (out.squeeze(1) - y).abs().mean(), y=y, num_classes=None) == pytest.approx(wanted)
 
 
 def test_a_metric_per_sample_is_averaged_over_samples() -> None:
@@ -177,6 +212,7 @@ def test_metrics_have_names() -> None:
     [
         ("f1", "metrics is 'f1'; give names, such as ['accuracy', 'f1'], or a dict of functions"),
         (3, "metrics is 3; give names, such as ['accuracy', 'f1'], or a dict of functions"),
+        ({"a": MeanOfTop}, "the metric 'a' is the class MeanOfTop; give an object of it, such as MeanOfTop(...)"),
         ({"a": 3}, "the metric 'a' is 3; give a function of (outputs, targets)"),
         ({"loss": f1}, "a metric cannot be called 'loss', which is the loss of the split; rename it"),
     ],

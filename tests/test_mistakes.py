@@ -271,14 +271,50 @@ def test_cross_entropy_of_real_numbers_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, nn.L1Loss(), lambda out, y: F.huber_loss(out, y)])
+OF_ALL_PAIRS = [
+    *(F.mse_loss, nn.L1Loss(), lambda out, y: F.huber_loss(out, y)),
+    *(lambda out, y: ((out - y) ** 2).mean(), lambda out, y: (out.double() - y).abs().mean()),
+    lambda out, y: -(y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out)).mean(),
+]
+
+
+@pytest.mark.parametrize("loss", OF_ALL_PAIRS)
 def test_a_loss_that_would_compare_each_output_with_all_targets_is_refused(loss: Any) -> None:
     with pytest.raises(ConfigError) as error:
         simulation(method_of("sfl_v1", flat().append(nn.Linear(10, 1).double()), loss=loss), regression())
     assert str(error.value) == (
         "the loss would broadcast outputs of the shape (2, 1) and targets of the shape (2,); make them equal, such as "
-        "loss=lambda out, y: F.mse_loss(out.squeeze(1), y)"
+        "lambda out, y: F.mse_loss(out.squeeze(1), y)"
     )
+
+
+def test_a_column_of_targets_is_not_compared_with_all_outputs_either() -> None:
+    data = regression()
+    net = flat().append(nn.Linear(10, 1).double()).append(nn.Flatten(0))
+    with pytest.raises(ConfigError, match=r"such as lambda out, y: F.mse_loss\(out, y.squeeze\(1\)\)$"):
+        simulation(
+            method_of("fedavg", net, loss=lambda out, y: ((out - y) ** 2).mean()), replace(data, y=data.y[:, None])
+        )
+
+
+def pairwise(out: Tensor, y: Tensor) -> Tensor:
+    """A ranking loss, of all pairs on purpose."""
+    apart = (out - out.T) * torch.sign(y[:, None] - y)
+    return F.softplus(-apart).mean()
+
+
+OF_EQUAL_SHAPES = [
+    *(lambda out, y: F.mse_loss(out.squeeze(1), y), lambda out, y: ((out.view_as(y) - y) ** 2).mean()),
+    *(lambda out, y: ((out[:, 0] - y) ** 2).mean(), lambda out, y: ((out[..., 0] - y) ** 2).mean()),
+    *(lambda out, y: ((out - y[:, None]) ** 2).mean(), lambda out, y: ((out.mean(-1) - y) ** 2).mean()),
+    *(pairwise, lambda out, y: out.mean(), lambda out, y: (out.mean() - y.mean()) ** 2),
+]
+
+
+@pytest.mark.parametrize("loss", OF_EQUAL_SHAPES)
+def test_a_loss_that_makes_the_shapes_equal_trains(loss: Any) -> None:
+    sim = simulation(method_of("sfl_v1", flat().append(nn.Linear(10, 1).double()), loss=loss), regression())
+    assert sim.round(sim.start()).round == 1
 
 
 def test_probabilities_are_targets_of_cross_entropy() -> None:
@@ -302,7 +338,7 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
-@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize("cut", [2, 3])
 def test_hidden_randomness_is_drawn_from_the_seed_as_well(
     cut: int, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -514,15 +550,17 @@ def test_a_method_without_a_report_trains(engine: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERAL)
-def test_a_client_without_layers_is_warned_of_where_it_would_send_its_data(
+def test_a_client_without_weights_is_warned_of_where_it_would_send_its_data(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sim = simulation(method_of(name, flat(), 0, **TOLD.get(name, {})))
-    losses(sim)
-    raw = "cut 0 leaves no layer at the clients: what goes up as activations is their raw input"
-    assert messages(caplog) == ([] if isinstance(sim.method, FedAvg) else [raw])
-    caplog.clear()
-    simulation(method_of(name, flat(), 1, **TOLD.get(name, {})))
+    """The first unit only flattens its input."""
+    for cut in (0, 1):
+        sim = simulation(method_of(name, flat(), cut, **TOLD.get(name, {})))
+        losses(sim)
+        raw = f"cut {cut} leaves no weights at the clients: what goes up as activations is their raw input"
+        assert messages(caplog) == ([] if isinstance(sim.method, FedAvg) else [raw])
+        caplog.clear()
+    simulation(method_of(name, flat(), 2, **TOLD.get(name, {})))
     assert messages(caplog) == []
 
 

@@ -129,7 +129,7 @@ def test_a_saved_data_set_of_tokens_keeps_its_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         local(saved)
     assert str(caught.value) == (
-        f"{saved}: the column 'text' has the type string; give numbers, or name the others in features"
+        f"{saved}: the column 'text' has the type string; give numbers, or list the numeric columns in features = [...]"
     )
     found = local(saved, columns=Columns(features=("input_ids", "attention_mask")))
     assert isinstance(found.x, dict) and list(found.x) == ["input_ids", "attention_mask"]
@@ -194,7 +194,7 @@ def test_the_target_the_features_the_groups_and_the_task_are_named(tmp_path: Pat
     assert found.train.num_classes is None and found.train.y.dtype == torch.float32
     assert tuple(found.train.x.shape) == (3, 1) and found.train.group_names == ("a", "b") == found.test.group_names
     assert read(OwnData(path=str(path), target="days", features=("age",))).train.num_classes == 4
-    with pytest.raises(DataError, match=r"has 'b' in the column 'ward'; give a number, or name other features$"):
+    with pytest.raises(DataError, match=r"has 'b' in the column 'ward'; give each category a number, or list"):
         read(OwnData(path=str(path)))
     with pytest.raises(UnknownNameError, match=r"unknown column 'day' in .*a\.csv; did you mean 'days'\?$"):
         read(OwnData(path=str(path), target="day"))
@@ -266,6 +266,11 @@ def test_python_loads_a_path_like_a_name(tmp_path: Path) -> None:
         cl.load("digts")
     with pytest.raises(ConfigError, match="the data set 'digits' takes no options; leave out test"):
         cl.load("digits", test=0.5)
+    with pytest.raises(UnknownNameError) as caught:
+        cl.load("mine.npz", tmp_path, tset=1)
+    assert (
+        str(caught.value) == "unknown option 'tset' in the data 'mine.npz'; did you mean 'test' or 'target' or 'task'?"
+    )
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -286,6 +291,20 @@ def test_a_regression_from_a_csv_learns(say: Any) -> None:  # noqa: F811
     assert last["test_mae"] < last["test_rmse"] < 1 and last["test_r2"] > 0.8 and "test_accuracy" not in last
 
 
+def test_a_regression_that_diverges_is_told_to_standardise(say: Any) -> None:  # noqa: F811
+    x, y = patients()
+    write_csv(Path("stay.csv"), {"age": 1e9 * x[:, 0], "dose": x[:, 1], "days": y})
+    Path("stay.toml").write_text(f'data = {{ path = "stay.csv", target = "days" }}\n{SMALL}{MLP}')
+    said = say("run", "stay.toml", "--quiet")
+    assert said.code == 3 and said.err.splitlines()[-1] == (
+        "error: stay: nobody could train in round 2: no client had a batch with a finite loss and finite gradients; "
+        "lower the learning rate, clip the gradients, set standardise = true in [data], or look for values in the data "
+        "that are not finite"
+    )
+    again = say("run", "stay.toml", "--quiet", "--overwrite", "--set", "data.standardise=true")
+    assert (again.code, again.err) == (0, "")
+
+
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber", "bce"])
 def test_a_column_of_outputs_is_no_matrix_of_pairs(loss: str) -> None:
     out, y = torch.tensor([[0.5], [2.0], [-1.0]]), torch.tensor([0.0, 1.0, 1.0])
@@ -299,7 +318,7 @@ def test_the_loss_follows_the_targets_or_the_run() -> None:
     base = config.changed(Run(), {"model": {"name": "mlp", "hidden": [4]}}, "x")
     assert build.model_of(base, floats).loss is LOSSES["mse"]
     assert build.model_of(base, floats).model.head.out_features == 1
-    assert build.model_of(base, classes).loss is torch.nn.functional.cross_entropy
+    assert build.model_of(base, classes).loss is LOSSES["cross_entropy"]
     binary = build.model_of(config.changed(base, {"loss": "bce"}, "x"), classes)
     assert binary.model.head.out_features == 1
     loss = binary.loss(torch.zeros(4, 1), classes.y)

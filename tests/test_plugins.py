@@ -167,8 +167,28 @@ def test_codecs_of_a_plugin_have_names_in_a_run(tmp_path: Path) -> None:
     plugins.load([written(tmp_path / "codecs.py", "from cutlayer import codecs\nCODECS = {'mine': codecs.int8}")])
     run = config.changed(Run(), {"codecs": {"activations": {"name": "mine", "per": "channel"}}}, "a file")
     assert run.codecs == {"activations": {"name": "mine", "per": "channel"}}
-    with pytest.raises(UnknownNameError, match="unknown codec 'mime'; did you mean 'mine'"):
+    with pytest.raises(
+        UnknownNameError, match=r"^a file, \[codecs.activations\]: unknown codec 'mime'; did you mean 'mine'"
+    ):
         config.changed(Run(), {"codecs": {"activations": "mime"}}, "a file")
+
+
+def test_a_codec_of_a_plugin_needs_its_decorator(tmp_path: Path) -> None:
+    bare = """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class MinMax:
+    levels: int = 3
+    def encode(self, a, key):
+        return a
+    def decode(self, code, shape, dtype):
+        return code
+CODECS = {"minmax": MinMax}
+"""
+    plugins.load([written(tmp_path / "codecs.py", bare)])
+    with pytest.raises(ConfigError) as caught:
+        config.changed(Run(), {"codecs": {"activations": "minmax"}}, "a file")
+    assert str(caught.value) == ("a file, [codecs.activations]: MinMax is not a codec; decorate its class with @codec")
 
 
 # -- collisions --------------------------------------------------------------------------------------------------------

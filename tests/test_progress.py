@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cutlayer.cli.progress import Lines, Status
+from cutlayer.cli.launch import _without_common_folder
+from cutlayer.cli.progress import Bar, Lines, Status, _bars
 from cutlayer.runs.config import Run
 
 TWENTY = Run(rounds=20)
@@ -75,6 +76,64 @@ def test_rounds_count_where_they_end_the_run_sooner() -> None:
 def test_the_last_known_accuracy_stays_on_the_line() -> None:
     status = Status(TWENTY, [record(1, test_accuracy=0.5, stopped=1), record(2, stopped=2)])
     assert str(status) == "accuracy 50.0 %, loss 0.500, 10 B, 3 stopped"
+
+
+# -- what fits -----------------------------------------------------------------------------------------------------
+
+LONG = ["iid/sfl_v1-cut1-none seed 0", "dirichlet/sfl_v2-cut3-topk-0.1+int8 seed 10"]
+LATE = record(30, test_accuracy=0.939, bytes={"up_labels": 44_145_000})
+
+
+def test_what_matters_less_goes_first_where_there_is_little_room() -> None:
+    status = Status(BUDGET, [record(2, test_accuracy=0.5, stopped=1)])
+    assert [status.within(room) for room in (66, 57, 45, 30, 5)] == [
+        "160/1,000 samples, accuracy 50.0 %, loss 0.500, 10 B, 1 stopped",
+        "160/1,000 samples, accuracy 50.0 %, loss 0.500, 1 stopped",
+        "160/1,000 samples, accuracy 50.0 %, 1 stopped",
+        "accuracy 50.0 %, 1 stopped",
+        "accuracy 50.0 %",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_bar_keeps_the_round_the_metric_and_the_time(columns: int) -> None:
+    progress = _bars(Console(file=io.StringIO(), width=columns, force_terminal=True))
+    watcher = Bar(progress, LONG)
+    for title in LONG:
+        watcher.begin(title, Run(rounds=30), [])
+        watcher.round(LATE)
+    out = io.StringIO()
+    Console(file=out, width=columns).print(progress.get_renderable())
+    lines = out.getvalue().splitlines()
+    assert [len(line) for line in lines] == [columns, columns] and all("━━━" in line for line in lines)
+    assert all(" 30/30 accuracy 93.9 %" in line and line.endswith("00:00") for line in lines), lines
+    assert [line.partition(" ━")[0].rstrip() for line in lines] == [
+        title if len(title) <= columns - 45 else f"…{title[46 - columns :]}" for title in LONG
+    ]
+    assert [", loss 0.500, 42.1 MiB" in line for line in lines] == [columns > 90] * 2
+
+
+def test_a_line_in_a_narrow_terminal_is_one_line(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    watcher = Lines(Console(file=out, width=80))
+    watcher.begin(LONG[0], Run(rounds=30), [])
+    clock[0] += 1
+    watcher.round(LATE)
+    assert out.getvalue() == "iid/sfl_v1-cut1-none seed 0: round 30/30, accuracy 93.9 %, loss 0.500, 0:00 left\n"
+
+
+@pytest.mark.parametrize(
+    ("titles", "shown"),
+    [
+        (["a/b/c"], ["a/b/c"]),
+        (["a/b seed 0", "a/b seed 1"], ["b seed 0", "b seed 1"]),
+        (["s/iid/x", "s/dirichlet/x"], ["iid/x", "dirichlet/x"]),
+        (["mine", "mine seed 1"], ["mine", "mine seed 1"]),
+    ],
+)
+def test_titles_leave_out_the_folder_that_they_share(titles: list[str], shown: list[str]) -> None:
+    assert _without_common_folder(titles) == shown
 
 
 # -- the width of messages -----------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ NAMES = [
     "hosfl",
     "iid",
     "load",
+    "losses",
     "mergesfl",
     "models",
     "mu_splitfed",

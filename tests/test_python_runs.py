@@ -1,8 +1,12 @@
 """Specifies runs that Python makes in a folder: the files, resuming them, and what is refused."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 import torch
 from conftest import agree
 from stopping import Stopped, outcome
-from torch import nn
+from torch import fx, nn
 
 import cutlayer
 from cutlayer import Partition, Split, adam, adamw, cli, dirichlet, from_arrays, iid, schedules, sgd, train
@@ -23,7 +27,7 @@ from cutlayer.errors import CheckpointError, ConfigError
 from cutlayer.methods import METHODS
 from cutlayer.results import report
 from cutlayer.runs.config import Choice
-from cutlayer.runs.described import choices, digest, name_of, qualified
+from cutlayer.runs.described import choices, digest, name_of, plain, qualified
 from cutlayer.runs.folder import Folder
 
 DIGITS = cutlayer.load("digits")
@@ -111,7 +115,7 @@ def test_its_configuration_has_the_names_and_options_of_a_run_file(tmp_path: Pat
         "python": {
             "data": "Arrays(1437 samples: x 1x8x8 float32, 10 classes)",
             "test": "Arrays(360 samples: x 1x8x8 float32, 10 classes)",
-            "loss": "torch.nn.functional.cross_entropy",
+            "loss": "cutlayer.split.losses.cross_entropy",
             "metrics": ["cutlayer.runs.metrics.accuracy", "cutlayer.runs.metrics.f1"],
         },
     }  # fmt: skip
@@ -238,6 +242,165 @@ def test_another_run_is_not_resumed(what: str, done: Path) -> None:
         run(done, resume=True, **options)
     assert str(caught.value) == f"{done} {message}"
     assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
+
+
+class Noise:
+    """A transform, a piece or a loss of somebody's own: a plain class with numbers, and a number in an object in it."""
+
+    def __init__(self, std: float, seen: tuple[Any, ...] = ()) -> None:
+        self.std, self.parts, self.among = std, [HeldNumber(std)], {"b", "a"}
+        self.itself = self
+        self.seen = list(seen)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + self.parts[0].value)
+
+
+class HeldNumber:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
+
+
+class FuseByNumber:
+    barrier = None
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+class Halving:
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    def __call__(self, round: int) -> float:
+        return self.lr / 2**round
+
+
+class MeanAbove:
+    """Accumulates like a torchmetrics object; what it has seen is no setting."""
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+        self.reset()
+
+    def reset(self) -> None:
+        self.num, self.total = 0, 0
+
+    def update(self, out: torch.Tensor, y: torch.Tensor) -> None:
+        self.num, self.total = self.num + len(y), self.total + int((out.amax(1) > self.bound).sum())
+
+    def compute(self) -> float:
+        return self.total / self.num
+
+
+def smoothed(share: float) -> Any:
+    return lambda out, y: nn.functional.cross_entropy(out, y, label_smoothing=share)
+
+
+def with_loss(loss: Any) -> Any:
+    opt = sgd(0.05)
+    return cutlayer.sfl_v1(model=Split(net(), "conv1", loss=loss), client_opt=opt, server_opt=opt)
+
+
+def scaled(scale: float) -> Any:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Scaled(scale), nn.Linear(8, 10))
+    return cutlayer.sfl_v1(model=Split(layers, 2), client_opt=sgd(0.05), server_opt=sgd(0.05))
+
+
+def fused(share: float) -> Any:
+    opt = sgd(0.05)
+    return cutlayer.SplitFed(model=Split(net(), "conv1"), client_opt=opt, server_opt=opt, fuse=FuseByNumber(share))
+
+
+CROSS_ENTROPY = nn.functional.cross_entropy
+# What makes the option of `train` from a number, and what is said if it is 0.1 there and 0.5 here.
+SETTINGS: dict[str, tuple[Callable[[float], dict[str, Any]], str]] = {
+    "the arguments of a partial": (
+        lambda v: {"method": with_loss(partial(CROSS_ENTROPY, label_smoothing=v))},
+        "python.loss.label_smoothing is 0.1 there and 0.5 here",
+    ),
+    "the values that a function holds": (
+        lambda v: {"method": with_loss(smoothed(v))},
+        "python.loss.share is 0.1 there and 0.5 here",
+    ),
+    "a module as the loss": (
+        lambda v: {"method": with_loss(nn.CrossEntropyLoss(label_smoothing=v))},
+        "python.loss is 'torch.nn.modules.loss.CrossEntropyLoss ",
+    ),
+    "class weights": (
+        lambda v: {"method": with_loss(nn.CrossEntropyLoss(weight=torch.full((10,), v)))},
+        "python.loss is 'torch.nn.modules.loss.CrossEntropyLoss ",
+    ),
+    "a transform": (
+        lambda v: {"augment": cutlayer.SampleTransform(Noise(v))},
+        "python.augment.parts is [{'name': 'test_python_runs.HeldNumber', 'value': 0.1}] there and",
+    ),
+    "a metric": (
+        lambda v: {"metrics": {"above": MeanAbove(v)}},
+        "python.metrics is [{'name': 'test_python_runs.MeanAbove', 'bound': 0.1, 'num': 0, 'total': 0}] there and",
+    ),
+    "a piece of a method": (lambda v: {"method": fused(v)}, "method.fuse.share is 0.1 there and 0.5 here"),
+    "a schedule": (
+        lambda v: {"method": cutlayer.fedavg(model=Split(net(), 1), client_opt=sgd(Halving(v)))},
+        "optimiser.lr.lr is 0.1 there and 0.5 here",
+    ),
+    "an attribute of a module": (
+        lambda v: {"method": scaled(v)},
+        "began with other content: the model changed since; ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_setting_inside_of_an_object_is_one_of_the_run(what: str, tmp_path: Path) -> None:
+    options, message = SETTINGS[what]
+    settings = {"batching": Batching(size=8, steps=1), "resume": True, "test": DIGITS.test.take(range(20))}
+    run(tmp_path, rounds=1, **options(0.1), **settings)
+    Folder(tmp_path).recorded()  # TOML that can be read
+    with pytest.raises(CheckpointError) as caught:
+        run(tmp_path, rounds=2, **options(0.5), **settings)
+    assert message in str(caught.value)
+    again = options(0.1)
+    assert len(run(tmp_path, rounds=2, **again, **settings).history) == 2
+    assert len(run(tmp_path, rounds=3, **again, **settings).history) == 3  # with the very same object, too
+
+
+def described() -> list[Any]:
+    held = (None, float("nan"), torch.float32, object(), {1: print}, torch.arange(3))
+    net = nn.Sequential(Scaled(3.0), nn.LSTM(2, 2), fx.symbolic_trace(Scaled(2.0)))
+    return [plain(thing) for thing in (Noise(0.1, held), smoothed(0.2), net)]
+
+
+def test_objects_are_described_alike_in_every_process() -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(cutlayer.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-c", "import test_python_runs as t; print(t.described())"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"{described()}\n"
+    assert described()[0] == {
+        "name": "test_python_runs.Noise",
+        "std": 0.1,
+        "parts": [{"name": "test_python_runs.HeldNumber", "value": 0.1}],
+        "among": ["a", "b"],
+        "itself": "test_python_runs.Noise",
+        "seen": [
+            "None", "nan", "torch.float32", "builtins.object", {"1": "builtins.print"},
+            f"torch.int64 (3,) {digest(torch.arange(3))}",
+        ],
+    }  # fmt: skip
 
 
 def test_a_folder_with_a_run_is_refused_and_may_be_replaced(tmp_path: Path) -> None:

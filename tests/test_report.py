@@ -201,7 +201,7 @@ def test_seeds_of_different_length_are_one_group(tmp_path: Path) -> None:
     left(tmp_path, replace(FEDAVG, rounds=2), [0.5, 0.5], seed=10)
     left(tmp_path, FEDAVG, [0.5, 0.5, 0.5], seed=2)
     (group,) = alone(report.compare(report.find([tmp_path, tmp_path / "paper"]))).groups
-    assert ([t.run.seed for t in group.trials], group.rounds) == ([2, 10], (3, 2))
+    assert [(t.run.seed, len(t.history)) for t in group.trials] == [(2, 3), (10, 2)]
 
 
 def test_engines_are_compared(tmp_path: Path) -> None:

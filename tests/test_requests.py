@@ -210,6 +210,39 @@ class TestSign:
         )
         assert not (ca / "train").exists()
 
+    def test_what_cannot_be_signed_is_refused_before_anybody_is_asked(
+        self, say: Keys, ca: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        signed(say, "ann")
+        signed(say, "bob")
+        say("revoke", "ca", "bob")
+        for name in ("fed", "dave", "ANN"):
+            say("request", *(["--role", "fed"] if name == "fed" else [name]))
+        monkeypatch.setattr(asking, "terminal", lambda: True)
+        monkeypatch.setattr(typer, "confirm", lambda *_, **__: pytest.fail("it asks"))
+        for words, reason in [
+            (["fed/fed.csr", "--role", "train"], "fed/fed.csr asks for the role fed, and you sign for train"),
+            (["ann/ann.csr"], "'ann' has a certificate already"),
+            (["bob/bob.csr"], "client 'bob' was revoked"),
+            (["dave/dave.csr", "--renew"], "'dave' has no certificate to renew"),
+            (["dave/dave.csr", "dave/dave.csr"], "two requests are of 'dave'"),
+            (["dave/dave.csr", "--days", "3651"], "--days 3651 is beyond the CA"),
+            (["dave/dave.csr", "--name", "eve"], "the requests are of dave, and --name agrees to eve"),
+            (["ANN/ANN.csr"], "clients 'ann' and 'ANN' differ in capitals only"),
+        ]:
+            assert refused(say, "sign", "ca", *words).startswith(reason)
+
+    @pytest.mark.parametrize(("name", "role"), [("ann", "client"), ("train", "train"), ("fed", "fed")])
+    def test_the_role_that_is_shown_is_the_one_asked_for(
+        self, say: Keys, ca: Path, monkeypatch: pytest.MonkeyPatch, name: str, role: str
+    ) -> None:
+        say("request", *([name] if role == "client" else []), "--role", role)
+        request_ = requests.read(Path(f"{name}/{name}.csr"))
+        assert request_.role == role
+        monkeypatch.setattr(asking, "terminal", lambda: True)
+        text = say("sign", "ca", f"{name}/{name}.csr", "--role", role, typed="y\n")
+        assert f"{name} {role} {request_.fingerprint}" in text
+
     @pytest.mark.parametrize(
         "request_",
         [

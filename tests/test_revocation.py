@@ -27,7 +27,7 @@ from cutlayer.remote.server.sessions import ClientSession, Sessions
 from cutlayer.runs.folder import Folder
 from cutlayer.runs.stopping import Record
 
-REVOKED = "client 'eve' was revoked and may not join; it needs a certificate with another name"
+REVOKED = "client 'eve' was revoked; to take part again it needs a certificate under a new name"
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,11 @@ def test_a_revoked_client_takes_part_in_no_further_round(pool: Pool, keys: Path,
         serve(order.run, Folder(order.folder), order.serving, board, on_open=call)
         left = dict(clients.hear("left") for _ in NAMES)
     assert rounds == [{"ann", "bob", "eve"}] * 2 + [{"ann", "bob"}] * 3
-    assert left["eve"] == f"LinkError: the server refuses this client: {REVOKED}"
+    assert left["eve"] == f"LinkError: refused by the server: {REVOKED}"
     assert left["ann"] == left["bob"] == "the run is over"
     eve = board.snapshot().clients[2]
     assert (eve.state, eve.refusals, eve.reason) == ("refused", 1, REVOKED)
+    assert board.snapshot().refused_connections == 0  # she does not come again
 
 
 @pytest.fixture

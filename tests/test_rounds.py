@@ -508,7 +508,15 @@ LOOKED_UP = {
         "getattr(old, name)",
         "getattr(run, f.name)",
         "getattr(run, key)",
+        "getattr(run, table)",
         "getattr(self, name)",
+    },
+    "runs/described.py": {
+        "getattr(thing, '__dict__', {})",
+        "getattr(thing, f.name)",
+    },
+    "runs/rounds.py": {
+        "getattr(sampler, '__name__', type(sampler).__name__)",
     },
     "runs/run.py": {
         "getattr(run, key)",

@@ -213,3 +213,47 @@ def test_a_python_run_writes_and_resumes_its_sampler_and_transform(tmp_path: Pat
 
 def noisy(sample: torch.Tensor) -> torch.Tensor:
     return sample + 0.1 * torch.randn_like(sample)
+
+
+# -- of one's own ------------------------------------------------------------------------------------------------
+
+
+def train_with(sampler: Any) -> list[int]:
+    torch.manual_seed(0)
+    data = cl.from_arrays(torch.randn(40, 4), torch.arange(40) % 2)
+    method = cl.fedavg(model=cl.Split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), cut=1), client_opt=cl.sgd(0.1))
+    options: dict[str, Any] = {"rounds": 1, "batching": cl.Batching(size=5, steps=1), "sampler": sampler}
+    result = cl.train(method, data, cl.iid(40, 4, key=0), **options)
+    return [record["samples"] // 5 for record in result.history]
+
+
+def test_a_sampler_may_return_any_iterable_of_clients() -> None:
+    for some in ((1, 3), [1, 3], np.array([1, 3]), (1, 3, 1), iter((1, 3))):
+        assert train_with(lambda draw, some=some: some) == [2]
+
+
+class Unlucky:
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def __call__(self, draw: Draw) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [None, (0, 99), 3, (), "01", ([0],), (0, 1.5)])
+def test_a_sampler_that_returns_no_clients_is_named(returned: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_with(Unlucky(returned))
+    assert str(caught.value) == (
+        f"the sampler Unlucky returned {returned!r} for round 1; return a tuple of at least 1 of the clients in "
+        "draw.samples, which are 0, 1, 2, 3"
+    )
+
+
+def noone(draw: Draw) -> None:
+    return None
+
+
+def test_a_sampler_that_is_a_function_is_called_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"^the sampler noone returned None for round 1; return a tuple of at least"):
+        train_with(noone)

@@ -1,13 +1,16 @@
 """Specifies cuts that several tensors cross: a hidden state, a skip connection, and a mask that has no gradient."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import BATCH, GENERAL, SEED, TOLD, TWO_PART_ONLY, agree, clients_of, images, run, simulation, trained
 from in_process import deployment
 from torch import Tensor, nn
 
+import cutlayer as cl
 from cutlayer import methods, optim
 from cutlayer.core.calculus import vjp
 from cutlayer.engines.graph.engine import Graph
@@ -142,8 +145,75 @@ def test_fsl_sage_refuses_several_tensors() -> None:
         run(simulation(built("fsl_sage", FORK)))
 
 
+# -- several outputs --------------------------------------------------------------------------------------------------
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    inside: Tensor
+
+
+class Several(nn.Module):
+    """Gives its logits and its hidden state, in some form."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.form = nn.Linear(64, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10), form
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(torch.tanh(self.a(x.flatten(1))))
+        return self.form(self.c(h), h)
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[Tensor, Tensor]]]] = {
+    "tuple": (lambda a, b: (a, b), lambda out: out),
+    "list": (lambda a, b: [a, b], lambda out: out),
+    "named tuple": (Outputs, lambda out: (out.logits, out.inside)),
+    "dict": (lambda a, b: {"a": a, "b": b}, lambda out: (out["a"], out["b"])),
+    "nested": (lambda a, b: (a, {"b": [b]}), lambda out: (out[0], out[1]["b"][0])),
+}
+
+
+def several(form: str, cut: int | str = "a", head: int | str | None = None) -> Split:
+    make, take = FORMS[form]
+
+    def loss(out: Any, y: Tensor) -> Tensor:
+        logits, inside = take(out)
+        return F.cross_entropy(logits, y) + 0.1 * inside.square().mean()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Split(Several(make).double(), cut, head=head, loss=loss)
+
+
+def train(split: Split, form: str, engine: str) -> Any:
+    made = methods.build("sfl_v1", split, OPT, OPT)
+    metrics = {"accuracy": lambda out, y: cl.accuracy(FORMS[form][1](out)[0], y)}
+    parts = cl.iid(len(images()), 2, key=0)
+    return cl.train(
+        made, images(), parts, rounds=2, batching=BATCH, engine=engine, test=images(), metrics=metrics, seed=0
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_output_may_be_several_tensors(form: str) -> None:
+    expected = train(several("dict"), "dict", "loop")
+    assert expected.history[-1]["loss"] < expected.history[0]["loss"]
+    for engine in ("loop", "vmap"):
+        found = train(several(form), form, engine)
+        agree(found.state_dict, expected.state_dict, 1e-12)
+        assert found.history[-1]["test_accuracy"] == expected.history[-1]["test_accuracy"]
+
+
+def test_the_output_of_a_u_shape_may_be_several_tensors() -> None:
+    found = train(several("tuple", "a", "c"), "tuple", "vmap")
+    agree(found.state_dict, train(several("tuple"), "tuple", "loop").state_dict, 1e-12)
+
+
 def test_other_things_cannot_cross() -> None:
-    with pytest.raises(
-        CutError, match="a tuple cannot cross the cut; let the unit below it return a tensor, or a dict"
-    ):
-        vjp(lambda x: ((x, x), {}), [torch.ones(2)], None)
+    split, few = several("tuple"), images().take(range(3))
+    split.rehearse(few.x, few.y)
+    message = "a tuple cannot cross the cut; let the unit below it return a tensor, or a dict of tensors"
+    for other in (split.with_cut(split.num_units), split.with_cut("a", head=split.num_units)):
+        with pytest.raises(CutError, match=message):
+            other.rehearse(few.x, few.y)

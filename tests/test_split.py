@@ -454,3 +454,9 @@ def test_a_sequence_says_that_its_input_has_no_name() -> None:
     split = Split(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), 1)
     with pytest.raises(ConfigError, match=r"; the model's input may have no name: choose it with inputs='input_ids'$"):
         split.rehearse({"input_ids": torch.zeros(3, 5).long()}, torch.tensor([0, 1, 2]), 3)
+
+
+def test_what_crosses_is_the_input_itself_until_a_layer_has_weights() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(4, 3), nn.Linear(3, 2))
+    assert [Split(net, cut).passes_raw for cut in range(5)] == [True, True, True, False, False]
+    assert Split(net, 0, head=3).passes_raw  # the weights of the head come after what crosses

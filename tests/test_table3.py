@@ -55,7 +55,7 @@ def run_of(method: str, client_params: int, clients: int, per_round: int, rounds
         per_round=per_round,
         engine="loop",
     )
-    return Group(label=method, trials=(Trial(path=Path(), run=Run(), history=result.history, seconds=0.0),))
+    return Group(label=method, trials=(Trial(path=Path(), run=Run(), history=result.history, times={}),))
 
 
 def printed(group: Group) -> tuple[str, ...]:

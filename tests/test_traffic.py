@@ -344,7 +344,7 @@ def test_runs_of_other_budgets_are_the_same_run(tmp_path: Path) -> None:
     left(tmp_path, replace(SPLIT, until_samples=8), [0.1], seed=0)
     left(tmp_path, replace(SPLIT, until_samples=99), [0.1, 0.2], seed=1)
     (group,) = report.compare(report.find([tmp_path])).panels[0].groups
-    assert group.rounds == (1, 2)
+    assert [len(t.history) for t in group.trials] == [1, 2]
 
 
 def test_a_scaled_run_has_a_scaled_budget() -> None:

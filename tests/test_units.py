@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from split_models import Functional, Residual, sequence
 from torch import Tensor, nn
 
 from cutlayer.core.state import Model
-from cutlayer.errors import CutError, UnknownNameError
+from cutlayer.errors import ConfigError, CutError, UnknownNameError
 from cutlayer.models import build, cnn, mlp, resnet18, resnet_tiny
 from cutlayer.planning.profile import profile
 from cutlayer.split import Split
@@ -523,6 +524,196 @@ def test_the_row_of_the_padding_does_not_train_on_any_engine() -> None:
     assert_every_cut_is_the_whole(split, tokens)
     assert_a_stack_is_a_loop(split, tokens)
     assert not cut_step(split, tokens).grads["0.weight"][0].any()
+
+
+# -- what a trace does not show --------------------------------------------------------------------------------------
+
+
+class Three(nn.Module):
+    """Three layers; each test has a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.calls, self.width = 0, 0
+
+
+def three(forward: Callable[..., Any]) -> nn.Module:
+    torch.manual_seed(0)
+    return type("Three", (Three,), {"forward": forward})().double()
+
+
+X = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_forward_that_changes_an_attribute_is_refused(looks: bool) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.c(self.b(self.a(x)) * (1.0 if self.calls < 5 else 0.0))
+        return found if not looks or x.shape[1] == 8 else -found
+
+    with pytest.raises(CutError) as error:
+        Split(nn.Sequential(nn.Identity(), three(forward)), "1.a", sample=X if looks else None)
+    found = re.sub(r"from \d to \d", "from 1 to 2", str(error.value))
+    assert found == (
+        "Sequential cannot be cut because its forward changes the attribute 'calls' of '1', here from 1 to 2: a traced "
+        "forward would read the same value in every step. Keep it in a buffer that is updated in place "
+        "(register_buffer, then self.count.add_(1)); or write the model as nn.Sequential or give it a units() method, "
+        "whose units run as they are."
+    )
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_forward_may_note_what_its_first_pass_finds(looks: bool) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.width = 8
+        return self.c(self.b(self.a(x))) if not looks or x.shape[1] == self.width else x
+
+    model = three(forward)
+    split = Split(model, "a", sample=X if looks else None)
+    assert_every_cut_is_the_whole(split, X)
+    assert model.width == 0
+
+
+def without_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = self.a(x)
+    return self.c(self.b(h))
+
+
+def into_a_view(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x)
+    v = h[:, :4]
+    v += 1
+    return self.c(self.b(h))
+
+
+@pytest.mark.parametrize("forward", [without_gradients, into_a_view])
+def test_torch_export_traces_what_torch_fx_traces_wrongly(forward: Callable[[Any, Tensor], Any]) -> None:
+    model, y = three(forward), torch.arange(4) % 3
+    hint = r"; give Split a batch of inputs, sample=x, with which torch.export sees more; or write it as nn.Sequential"
+    with pytest.raises(CutError, match=hint):
+        Split(model, "a").prove(X, y)
+    split = Split(model, "a", sample=X)
+    split.prove(X, y)
+    assert_every_cut_is_the_whole(split, X)
+    again = copy.copy(split)  # as in another process
+    assert again.units == split.units
+    assert_steps_equal(cut_step(again, X), whole_step(model, X))
+
+
+def test_torch_fx_traces_what_nothing_shows_to_differ() -> None:
+    calls: list[int] = []
+
+    def varies(self: Any, x: Tensor) -> Tensor:
+        calls.append(0)
+        return self.c(self.b(self.a(x)) * len(calls))
+
+    for model in (three(lambda self, x: self.c(self.b(self.a(x)))), three(varies)):
+        assert all(unit.by_fx for unit in Split(model, "a", sample=X).bare_units())
+    normalised = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    split = Split(normalised.double(), "1.0", sample=X[:1])  # one sample is too few for the whole
+    assert all(unit.by_fx for unit in split.bare_units())
+
+
+# -- models that cannot be cut ---------------------------------------------------------------------------------------
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.a(x)
+        return self.b(self.last)
+
+
+def test_a_module_that_keeps_an_activation_is_refused() -> None:
+    model, x = nn.Sequential(nn.Identity(), Keeps()), torch.randn(2, 8)
+    assert Split(model, 1).units == ("0", "1")
+    model(x)
+    with pytest.raises(CutError) as error:
+        Split(model, 1)
+    assert str(error.value) == (
+        "'1' (Keeps) keeps a tensor of an earlier forward pass in 'last', which cannot be copied: set it to None "
+        "before Split, or let the forward keep a detached copy."
+    )
+    model[1].last = None
+    assert Split(model, 1).units == ("0", "1")
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Keeps, "Split takes an nn.Module, not the class Keeps; make a model of it: Keeps(...)"),
+        (lambda: None, "Split takes an nn.Module, not None"),
+        (lambda: len, "Split takes an nn.Module, not <built-in function len>"),
+        (
+            lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2)),
+            "'0' (Embedding) has sparse gradients, which cannot be averaged or sent: make it with sparse=False.",
+        ),
+        (
+            lambda: torch.jit.script(net()),
+            "RecursiveScriptModule hides the forward that a cut needs: use the module that it was compiled from "
+            "instead.",
+        ),
+        (
+            lambda: nn.DataParallel(net()),
+            "DataParallel hides the forward that a cut needs: use the module inside, its .module, instead.",
+        ),
+        (
+            lambda: torch.compile(net()),
+            "a model made by torch.compile hides the forward that a cut needs: use the model given to it.",
+        ),
+    ],
+)
+def test_what_hides_its_forward_or_is_no_module_is_refused(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(CutError) as error:
+        Split(build(), 1)
+    assert str(error.value) == message
+
+
+def test_a_sample_with_other_names_is_refused() -> None:
+    with pytest.raises(CutError) as error:
+        Split(three(lambda self, x, keep: self.c(self.a(x) * keep)), 1, sample={"image": X, "mask": X})
+    assert str(error.value) == "Three takes the inputs x, keep, but the sample has image, mask: rename those."
+
+
+def test_inputs_of_another_length_than_the_samples_are_refused() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.out = nn.Parameter(torch.ones(9, 8)), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out((x + self.places[: x.shape[1]]).mean(1)) if x.shape[1] < 9 else x
+
+    split = Split(Placed(), 1, sample=torch.randn(3, 5, 8))
+    split.rehearse(torch.randn(2, 5, 8), torch.tensor([0, 1]))
+    with pytest.raises(ConfigError) as error:
+        split.rehearse(torch.randn(2, 4, 8), torch.tensor([0, 1]))
+    assert str(error.value).startswith(
+        "the model does not fit the data: inputs have the shape (4, 8), and the sample given to Split has (5, 8); all "
+        "dimensions but the first must be those of the sample ("
+    )
+
+
+def test_a_unit_that_vmap_cannot_run_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x) * self.scale.item()))
+
+    model = three(forward)
+    model.register_buffer("scale", torch.ones(()))
+    with pytest.raises(RuntimeError, match=r"vmap over calling \.item\(\)"):
+        assert_a_stack_is_a_loop(Split(model, "b"), X)
+    assert capfd.readouterr() == ("", "")
 
 
 # -- random numbers drawn while a forward is traced -----------------------------------------------------------------

@@ -32,6 +32,7 @@ from cutlayer.methods.splitlora import splitlora
 from cutlayer.methods.zo_sfl import ZerothOrder, zo_sfl
 from cutlayer.optim import schedules
 from cutlayer.optim.optimiser import Optimiser, adam, adamw, sgd
+from cutlayer.pieces import losses
 from cutlayer.pieces.sampler import Available as available
 from cutlayer.pieces.sampler import uniform, weighted
 from cutlayer.planning.devices import Device, Devices
@@ -96,6 +97,7 @@ __all__ = [
     "hosfl",
     "iid",
     "load",
+    "losses",
     "mergesfl",
     "models",
     "mu_splitfed",

@@ -148,6 +148,24 @@ def test_a_client_wants_to_be_asked_until_the_server_gives_up(tmp_path: Path) ->
         assert sorted(clients.hear("left") for _ in NAMES[:2]) == [(name, OVER) for name in NAMES[:2]]
 
 
+def test_a_client_wants_all_weight_in_the_mean_and_gets_it_by_default(tmp_path: Path) -> None:
+    """Ann and bob have 48 samples each, and so has eve, who says that she has 3.2 million."""
+    run = replace(TWO, rounds=1, method=Choice("fedavg"), model=Choice("mlp", {"hidden": (8,)}))
+    order, sent = Served(run=run, folder=tmp_path / "served", serving=serving(keys())), list[list[Tensor]]()
+    with shared().some(2) as (server, clients):
+        server.order(order)
+        server.hear("open")
+        clients.order(devices(order, keys(), tmp_path / "state", NAMES[:2]))
+        take_part_as("eve", order.serving.listen, sent, [], samples=3_200_000)
+        server.hear("served")
+        assert sorted(clients.hear("left") for _ in NAMES[:2]) == [(name, OVER) for name in NAMES[:2]]
+    model, honest = (load(left["model.safetensors"]) for left in (outcome(order.folder), simulated(run, tmp_path)))
+    hers = {a.shape: a for a in sent[0]}
+    for name, value in model.items():
+        off, usual = ((a - hers[a.shape]).abs().max() for a in (value, honest[name]))
+        assert off < 1e-4 * usual
+
+
 # -- when it joins -------------------------------------------------------------------------------------------------
 
 
@@ -283,8 +301,8 @@ def test_a_client_wants_the_layers_of_the_only_other_and_gets_them(tmp_path: Pat
         torch.testing.assert_close(2 * middle - mine, hidden, rtol=1e-4, atol=1e-5)
 
 
-def take_part_as(name: str, address: str, sent: list[list[Tensor]], heard: list[list[Tensor]]) -> None:
-    """Take part honestly, and note what is sent and what comes."""
+def take_part_as(name: str, address: str, sent: list[list[Tensor]], heard: list[list[Tensor]], **claims: Any) -> None:
+    """Take part honestly but for these claims, and note what is sent and what comes."""
     from cutlayer.remote.device.client import _ready
     from cutlayer.remote.device.session import Session
     from cutlayer.remote.joining.join import DeviceSettings
@@ -295,7 +313,7 @@ def take_part_as(name: str, address: str, sent: list[list[Tensor]], heard: list[
     for message, tensors in stream:
         if isinstance(message, m.Welcome):
             session = Session(settings.ready(message), message.session)
-            stream.say(_ready(session.device, message.session))
+            stream.say(msgspec.structs.replace(_ready(session.device, message.session), **claims))
         elif isinstance(message, m.Work):
             heard.append(list(tensors))
             reply = session.work(message, tensors)

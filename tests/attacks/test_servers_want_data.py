@@ -8,7 +8,24 @@ import torch
 from device_pool import Served, shared
 from evil_server import EvilServer
 from test_grpc_faults import RUN, devices, outcome, serving, simulated
-from victims import BACK, NAMES, NEXT, RUNS, answered, attack, credentials, first, folder, own, refused, victim
+from victims import (
+    BACK,
+    NAMES,
+    NEXT,
+    RUNS,
+    Victim,
+    answered,
+    attack,
+    attacking,
+    credentials,
+    first,
+    folder,
+    own,
+    process,
+    refused,
+    trusting,
+    victim,
+)
 
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol import messages as m
@@ -19,6 +36,7 @@ from cutlayer.runs.config import Run
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attacks on devices")]
 
 OWN = "this device's own run has "
+UP = ("activations", "labels")
 STEP = (c.Batch(3, 4), c.Own(5), c.Key(6), c.Vjp(7, 8, "client.forward", (2, 3, 6)))
 BEGIN = (c.Get(0), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1)))
 
@@ -29,8 +47,11 @@ BEGIN = (c.Get(0), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1)))
 def test_a_training_server_wants_the_inputs_through_weights_of_its_choice() -> None:
     with attack(two=True) as a:
         chosen = [torch.ones_like(t) for t in a.model.tensors]
-        said = a(first(a.model.skeleton), [*a.model.numbers, a.round, 8, 0, 11, 0, 11], chosen, begins=True)
-        refused(said, OWN + "'receive model' here, but the server asks for: receive something else")
+        said = a(first(a.model.skeleton), [*a.model.numbers, a.round, 8, 0, 0, 0, 0], chosen, begins=True)
+        refused(
+            said,
+            OWN + "'receive model from the fed server' here, ",
+        )
 
 
 def test_a_training_server_wants_to_change_the_weights_in_the_middle_of_a_round() -> None:
@@ -39,7 +60,7 @@ def test_a_training_server_wants_to_change_the_weights_in_the_middle_of_a_round(
         said = a(
             (c.Put(0, a.model.skeleton), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1))), [0], a.model.tensors
         )
-        refused(said, "receive something else")
+        refused(said, OWN + "'receive gradients' here, ")
 
 
 def test_a_training_server_wants_all_samples_in_one_mini_batch() -> None:
@@ -59,13 +80,13 @@ def test_a_training_server_wants_mini_batches_that_the_round_does_not_have() -> 
 
 def test_a_training_server_wants_the_second_mini_batch_with_the_first_weights() -> None:
     with attack(two=True) as a:
-        refused(a.first_step(step=1), "load the other mini-batch")
+        refused(a.first_step(step=1), OWN + "'load the first mini-batch' here, ")
 
 
 def test_a_training_server_wants_the_same_mini_batch_twice() -> None:
     with attack() as a:
         z, _ = answered(a.first_step())
-        refused(a((*BACK, *NEXT), (8, 0, 11, 1, 11), (torch.zeros_like(z),)), "load the first mini-batch")
+        refused(a((*BACK, *NEXT), (8, 0, 0, 0, 0), (torch.zeros_like(z),)), "load the first mini-batch")
 
 
 def test_a_training_server_wants_mini_batches_of_its_choice_by_a_key() -> None:
@@ -78,17 +99,26 @@ def test_a_training_server_wants_rounds_beyond_the_run() -> None:
         refused(a.first_step(round=10**6), "the server asks for round 1000001, but this device's own run has 1000")
 
 
+def leaves_because_of(round: int) -> None:
+    """The device has left the run for good: its owner must say that it may go on."""
+    said = (
+        f"this device has already played round {round + 1} three times, its limit; join with --attempts N to allow more"
+    )
+    assert process().hear("left") == ("ann", f"LinkError: {said}")
+
+
 def test_a_training_server_wants_a_round_as_often_as_it_likes() -> None:
-    with attack() as a:
+    with attacking(Victim("sfl_v1", False, {})) as a:
         for _ in range(3):
             answered(a.first_step())
-        refused(a.first_step(), f"this device has played round {a.round + 1} as often as its owner allows (3)")
+        refused(a.first_step(), "three times, its limit")
+    leaves_because_of(a.round)
 
 
 def test_a_training_server_wants_a_round_again_under_the_numbers_of_others() -> None:
     """Attempts would be counted where they do no harm."""
     with attack() as a:
-        numbers = [*a.model.numbers, a.round, 8, 0, 11, 0, 11]
+        numbers = [*a.model.numbers, a.round, 8, 0, 0, 0, 0]
         commands = first(a.model.skeleton)
         for other in (a.round + 500, 10**9):
             a.visit.tell(commands[:3], numbers[: len(a.model.numbers) + 1], a.model.tensors, begins=True, round=a.round)
@@ -97,28 +127,29 @@ def test_a_training_server_wants_a_round_again_under_the_numbers_of_others() -> 
 
 
 def test_a_training_server_wants_a_round_again_after_the_device_has_come_back() -> None:
-    with attack() as a:
+    who = Victim("sfl_v1", False, {})
+    with attacking(who) as a:
         for _ in range(3):
             answered(a.first_step())
         last = a.round
-    with attack() as a:
-        refused(a.first_step(round=last), "as often as its owner allows (3)")
+    for _ in range(2):  # the second time its owner starts it again
+        with attacking(who) as a:
+            refused(a.first_step(round=last), "three times, its limit")
+        leaves_because_of(last)
+        process().order(who.order)
 
 
 def test_a_training_server_wants_the_attempts_counted_anew_through_another_welcome() -> None:
     """The device is made again for another number, but not its count of attempts."""
-    with attack() as a:
+    who = Victim("sfl_v1", False, {})
+    with attacking(who) as a:
         for _ in range(3):
             answered(a.first_step())
-        last, server = a.round, a.who.train
-        server.client = 1
-    try:
-        with attack() as a:
-            refused(a.first_step(round=last), "as often as its owner allows (3)")
-    finally:
-        server.client = 0
-    with attack() as a:  # and now it is what it was
-        refused(a.first_step(round=last), "as often as its owner allows (3)")
+        last = a.round
+        who.train.client = 1
+    with attacking(who) as a:
+        refused(a.first_step(round=last), "three times, its limit")
+    leaves_because_of(last)
 
 
 def test_a_training_server_wants_to_go_on_after_a_refusal_with_other_values_in_the_slots() -> None:
@@ -146,7 +177,7 @@ def test_a_training_server_wants_a_private_layer_through_norms_of_gradients_of_i
             c.Up(("scalars",), (11,)),
         )
         answered(a(norm, (), (z,)))
-        refused(a(norm, (), (z,)), "receive something else")
+        refused(a(norm, (), (z,)), OWN + "'receive scalars' here, ")
 
 
 def test_a_training_server_wants_the_layers_of_a_device() -> None:
@@ -156,12 +187,41 @@ def test_a_training_server_wants_the_layers_of_a_device() -> None:
         refused(a((*BACK, c.Field(12, 11, "model"), c.Up(("model",), (12,))), (), (z,)), OWN)
 
 
-def test_a_training_server_wants_the_layers_in_the_shadow_of_activations() -> None:
-    """A list with two answers would send both to the home of the last."""
+def test_a_training_server_wants_statistics_of_layers_in_the_shadow_of_activations() -> None:
+    """HASFL's next mini-batch follows the statistics that go to the fed server. In one list, both would go to the home
+    of the last."""
     with attack("hasfl", two=True) as a:
-        found = [c.Deliver(("statistics",), (2,)), c.Up(("activations",), (7,))]
-        a.fed and a.fed.send(a.model.tree())
-        refused(a((*BEGIN, *found), [1, a.round, 1], begins=True))
+        assert a.fed is not None
+        step = (c.Batch(3, 4), c.Own(5), c.Key(6), c.Vjp(7, 8, "client.forward", (2, 3, 6, 12)), c.Up(UP, (7, 4)))
+        begin = (c.Get(0), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1)), c.Put(12, "number"))
+        back = (c.Put(9, "tensor"), c.Pull(10, 8, 9), c.Do(13, "client.update", (2, 10)))
+        (before, between, after), (before2, between2, after2) = look(2, 30), look(13, 31)
+        shadow = (c.Do(32, "observer.compare", (30, 31)), c.Deliver(("statistics",), (32,)))
+        z, half = torch.zeros(8, 2, 4, 4), torch.zeros(4, 2, 4, 4)
+        for number in (1, 2):
+            a.fed.send(a.model.tree(), number)
+        answered(a((*begin, *before), [1, a.round, 1, 8, 0, 0, 0, 0], begins=True))
+        answered(a(between, [0], [half]))
+        answered(a((*after, *step), [8, 0, 0, 0, 0], [half]))
+        answered(a((*back, *before2), [8, 0, 0, 0, 0], [z]))
+        answered(a(between2, [0], [half]))
+        said = a((*after2, *shadow, *begin, *step), [1, 2, a.round, 1, 8, 0, 0, 0, 0], [half])
+        refused(said, "it comes after an up or deliver, which ends a list")
+        assert a.fed.heard.empty()
+
+
+def look(part: int, out: int) -> tuple[tuple[c.AnyCommand, ...], ...]:
+    """What HASFL asks to measure layers: the gradients of the halves of a mini-batch, in three lists."""
+
+    def half(which: str) -> tuple[c.AnyCommand, ...]:
+        halves = c.Do(20, f"observer.{which}_half", (3,)), c.Do(21, f"observer.{which}_labels", (4,))
+        return (*halves, c.Key(6), c.Vjp(7, 8, "client.forward", (part, 20, 6, 12)), c.Up(UP, (7, 21)))
+
+    return (
+        (c.Batch(3, 4), c.Own(5), *half("first")),
+        (c.Put(9, "tensor"), c.Pull(10, 8, 9), *half("second")),
+        (c.Put(9, "tensor"), c.Pull(11, 8, 9), c.Do(out, "observer.look", (part, 10, 11))),
+    )
 
 
 def test_a_training_server_wants_the_activations_to_reach_the_fed_server() -> None:
@@ -169,7 +229,7 @@ def test_a_training_server_wants_the_activations_to_reach_the_fed_server() -> No
         assert a.fed is not None
         a.fed.send(a.model.tree())
         step = (*BEGIN, *STEP, c.Deliver(("activations", "labels"), (7, 4)))
-        refused(a(step, [1, a.round, 8, 0, 11, 0, 11, 1], begins=True), OWN)
+        refused(a(step, [1, a.round, 8, 0, 0, 0, 0, 1], begins=True), OWN)
         assert a.fed.heard.empty()
 
 
@@ -179,9 +239,10 @@ def test_a_training_server_wants_activations_and_layers_delivered_together() -> 
         assert a.fed is not None
         a.fed.send(a.model.tree())
         z = torch.zeros(8, 2, 4, 4)
-        last = (*BACK[:2], c.Do(18, "client.update", (11, 10)), c.Field(19, 18, "model"), c.Deliver(("model",), (19,)))
+        back = (c.Put(9, "tensor"), c.Pull(10, 17, 9), c.Do(18, "client.update", (11, 10)))
+        last = (*back, c.Field(19, 18, "model"), c.Deliver(("model",), (19,)))
         whole = (*BEGIN, *STEP, c.Up(("activations", "labels"), (7, 4)), *BACK, *NEXT, *last)
-        refused(a(whole, [1, a.round, 8, 0, 11, 0, 11, 8, 1, 11, 1, 11, 1], (z, z), begins=True), "which ends a list")
+        refused(a(whole, [1, a.round, 8, 0, 0, 0, 0, 8, 1, 1, 1, 1, 1], (z, z), begins=True), "which ends a list")
         assert a.fed.heard.empty()
 
 
@@ -191,29 +252,33 @@ def test_a_training_server_wants_activations_and_layers_delivered_together() -> 
 @pytest.mark.parametrize("kind", ["activations", "gradients", "scalars", "model"])
 def test_a_server_wants_raw_inputs_as_something_that_may_leave(kind: str) -> None:
     with attack() as a:
-        numbers = [*a.model.numbers, a.round, 8, 0, 11]
+        numbers = [*a.model.numbers, a.round, 8, 0, 0]
         commands = (*first(a.model.skeleton)[:4], c.Up((kind,), (3,)))
         refused(a(commands, numbers, a.model.tensors, begins=True), OWN)
 
 
 def test_a_server_wants_raw_inputs_through_a_function_that_passes_them_on() -> None:
-    """The derivative of a function that returns inputs would have lost their mark."""
+    """The derivative of a function that returns inputs would lose their mark."""
+    halves = c.Vjp(9, 10, "observer.first_half", (3,))
     with attack("hasfl") as a:
-        numbers, halves = [*a.model.numbers, a.round], c.Vjp(9, 10, "observer.first_half", (3,))
-        commands = (*first(a.model.skeleton)[:3], c.Batch(3, 4), halves, c.Up(("activations",), (9,)))
-        refused(a(commands, [*numbers, 8, 0, 11], a.model.tensors, begins=True), OWN)
+        begin = (c.Put(0, a.model.skeleton), c.Put(1, "number"), c.Do(2, "client.begin", (0, 1)), c.Put(12, "number"))
+        numbers = [*a.model.numbers, a.round, 1, 8, 0, 0, 0]
+        said = a((*begin, c.Batch(3, 4), c.Own(5), halves), numbers, a.model.tensors, begins=True)
+        refused(said, "but the server asks for: vjp observer.first_half(x)")
+    said = trusting("hasfl")((c.Batch(3, 4), halves), [8, 0, 0], begins=True)
+    refused(said, "observer.first_half passes a client's own inputs on, so it is not differentiated; run it with `do`")
 
 
 def test_a_server_wants_raw_inputs_as_a_value_that_is_kept() -> None:
     with attack() as a:
         commands = (*first(a.model.skeleton)[:4], c.KeepValue(9, "mine", 3), c.Up(("model",), (9,)))
-        refused(a(commands, [*a.model.numbers, a.round, 8, 0, 11, 1], a.model.tensors, begins=True), OWN)
+        refused(a(commands, [*a.model.numbers, a.round, 8, 0, 0, 1], a.model.tensors, begins=True), OWN)
 
 
 def test_a_server_wants_labels_as_activations() -> None:
     with attack() as a:
         commands = (*first(a.model.skeleton)[:-1], c.Up(("activations", "labels"), (4, 4)))
-        refused(a(commands, [*a.model.numbers, a.round, 8, 0, 11, 0, 11], a.model.tensors, begins=True), OWN)
+        refused(a(commands, [*a.model.numbers, a.round, 8, 0, 0, 0, 0], a.model.tensors, begins=True), OWN)
 
 
 def test_a_server_wants_the_labels_of_a_u_shape() -> None:
@@ -225,7 +290,10 @@ def test_a_server_wants_the_labels_of_a_u_shape_through_a_head_of_its_choice() -
     """The layers, and the head with them, come from the fed server alone."""
     with attack("u-shaped", two=True) as a:
         chosen = [torch.eye(*t.shape) if t.dim() == 2 else torch.zeros_like(t) for t in a.model.tensors]
-        refused(a(first(a.model.skeleton), [*a.model.numbers, a.round], chosen, begins=True), "receive something else")
+        refused(
+            a(first(a.model.skeleton), [*a.model.numbers, a.round], chosen, begins=True),
+            OWN + "'receive model from the fed server' here, ",
+        )
 
 
 def test_a_server_wants_the_seed_that_only_the_device_knows() -> None:
@@ -237,11 +305,11 @@ def test_a_server_wants_two_values_with_the_same_noise() -> None:
     """Their difference would have none."""
     with attack("coded") as a:
         conversation = own_lines("coded")
-        seeds = [k for k, line in enumerate(conversation) if line.startswith("make the own seed")]
+        seeds = [k for k, line in enumerate(conversation) if line.startswith("make this device's seed")]
         assert len(seeds) >= 2  # one of the step, one of the codec
         commands = (*first(a.model.skeleton)[:4], c.Own(5), c.Key(6), c.Vjp(7, 8, "client.forward", (2, 3, 6)))
         coded = (c.Own(9), c.Do(10, "codecs.activations.encode", (7, 9)), c.Up(("activations", "labels"), (10, 4)))
-        numbers = [*a.model.numbers, a.round, 8, 0, 11, 7, 11, 7]
+        numbers = [*a.model.numbers, a.round, 8, 0, 0, 0, 0, 0]
         refused(a((*commands, *coded), numbers, a.model.tensors, begins=True), "only once in a round")
 
 
@@ -255,7 +323,9 @@ def own_lines(name: str) -> list[str]:
 
 def test_a_server_wants_a_value_without_its_codec() -> None:
     with attack("coded") as a:
-        refused(a.first_step(), OWN)
+        refused(a.first_step(), "but the server asks for: send client.forward as activations, y as labels")
+    said = trusting("coded").first_step()
+    refused(said, "client 0 sends activations only as gaussian(0.5, ")
 
 
 def test_a_server_wants_activations_of_shallower_layers_than_the_run_cuts_at() -> None:
@@ -263,7 +333,7 @@ def test_a_server_wants_activations_of_shallower_layers_than_the_run_cuts_at() -
     with attack("deep") as a:
         shallow = (*first(a.model.skeleton)[:3], c.Put(20, "number"), *STEP[:3])
         step = (c.Vjp(7, 8, "client.forward", (2, 3, 6, 20)), c.Up(("activations", "labels"), (7, 4)))
-        numbers = [*a.model.numbers, a.round, 1, 8, 0, 11, 0, 11]
+        numbers = [*a.model.numbers, a.round, 1, 8, 0, 0, 0, 0]
         said = a((*shallow, *step), numbers, a.model.tensors, begins=True)
         assert isinstance(said, str), [t.shape for t in said or []]
 
@@ -274,8 +344,12 @@ def test_a_server_wants_test_samples_that_the_device_does_not_have() -> None:
 
 
 def test_a_server_wants_the_label_of_a_single_test_sample() -> None:
+    """From the figures of a single sample its label can be told."""
+    load = (c.Batch(3, 4),)
     with attack("held out") as a:
-        refused(a.first_step(tests=True, size=1))
+        refused(a(load, [1, 0, 0], begins=True, tests=True), OWN + "batches of 14 samples, but the server asks for 1")
+    said = trusting("held out")(load, [1, 0, 0], begins=True, tests=True)
+    refused(said, "a batch of this client's test has 14 samples; a server asked for 1")
 
 
 # -- code ----------------------------------------------------------------------------------------------------------
@@ -316,8 +390,6 @@ def test_a_server_wants_another_run_than_the_device_has_agreed_to(key: str, valu
 
 def refusal_of(run: Run) -> str:
     """Return the last words of a device that is welcomed to this run."""
-    from victims import process
-
     server = EvilServer(credentials("train"), run)
     process().order(replace(victim().order, address=server.address))
     name, words = process().hear("left")
@@ -328,8 +400,6 @@ def refusal_of(run: Run) -> str:
 
 def test_two_servers_want_to_serve_different_runs() -> None:
     """A fed server of another run might be anybody's."""
-    from victims import process
-
     train = EvilServer(credentials("train"), RUNS["sfl_v1"])
     fed = EvilServer(credentials("fed"), replace(RUNS["sfl_v1"], seed=1))
     process().order(replace(victim().order, address=train.address, fed=fed.address))
@@ -354,13 +424,13 @@ def test_a_fed_server_wants_layers_of_another_form() -> None:
     with attack(two=True) as a:
         assert a.fed is not None
         a.fed.send({"wide": torch.zeros(5000)})
-        refused(a(first(None), [1, a.round, 8, 0, 11, 0, 11], begins=True), OWN)
+        refused(a(first(None), [1, a.round, 8, 0, 0, 0, 0], begins=True), OWN)
 
 
 def test_a_fed_server_wants_to_command() -> None:
     with attack(two=True) as a:
         assert a.fed is not None
-        a.fed.tell(first(a.model.skeleton), [*a.model.numbers, 0, 8, 0, 11, 0, 11], a.model.tensors, begins=True)
+        a.fed.tell(first(a.model.skeleton), [*a.model.numbers, 0, 8, 0, 0, 0, 0], a.model.tensors, begins=True)
         answered(a.first_step())
         assert a.fed.heard.empty()
 
@@ -381,7 +451,7 @@ def test_a_device_that_servers_have_attacked_takes_part_in_a_run_that_ends_with_
     with shared().some(2) as (server, clients):
         clients.order(replace(devices(order, keys, tmp_path / "state", NAMES[:1]), settings={"config": file}))
         visit, flat = evil.visit(), own("sfl_v1").model
-        numbers = [*flat.numbers, 0, 8, 0, 11, 0, 11]
+        numbers = [*flat.numbers, 0, 8, 0, 0, 0, 0]
         for _ in range(2):
             answered(visit.ask(first(flat.skeleton), numbers, flat.tensors, begins=True))
             refused(visit.ask((c.Up(("model",), (0,)),)), OWN)

@@ -1,11 +1,14 @@
 """Attacks of servers on the memory, the time and the terminal of a device."""
 
 import struct
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 from evil_server import EvilServer
 from victims import RUNS, answered, attack, credentials, first, process, refused, victim
 
@@ -18,10 +21,20 @@ from cutlayer.remote.tensors.wire import encode
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attacks on devices")]
 
 MOST_GROWTH = 50 * 2**20
+FLOOD = 1000  # messages of a quarter of a MiB
 
 
 def resident() -> int:
     return psutil.Process(process().pid).memory_info().rss
+
+
+def settled(number: Callable[[], int]) -> int:
+    """Wait until a number does not change for a second, and return it."""
+    before, now = -1, number()
+    while now != before:
+        time.sleep(1)
+        before, now = now, number()
+    return now
 
 
 def still_takes_part() -> None:
@@ -60,27 +73,52 @@ def test_a_server_wants_the_memory_of_a_device_by_lists_of_commands() -> None:
     still_takes_part()
     before = resident()
     with attack() as a:
-        for _ in range(60):
+        for _ in range(200):
             refused(a([c.Free(9)] * 30_000, begins=True), "slot 9 is empty")
+        assert resident() - before < MOST_GROWTH
     still_takes_part()
-    assert resident() - before < MOST_GROWTH
 
 
 def test_a_server_wants_the_memory_of_a_device_by_work_that_it_does_not_wait_for() -> None:
-    still_takes_part()
+    """The device waits for a value of the fed server meanwhile. What it does not read stays at the evil server."""
+    with attack(two=True) as a:  # once before, so that it has the memory that it needs
+        answered(a.first_step())
     before = resident()
-    with attack() as a:
-        for _ in range(20_000):
-            a.visit.tell([c.Free(9)], begins=True)
-        for _ in range(20_000):
-            refused(a.visit.hear(), "slot 9 is empty")
+    with attack(two=True) as a:
+        assert a.fed is not None
+        a.visit.tell([c.Get(0)], [1], begins=True, round=a.round)
+        work = m.Work(
+            session=a.visit.session, number=9, round=0, key=0, token=1, begins=True, list=9, commands=(), numbers=()
+        )
+        chunks = list(encode(work, [torch.zeros(2**16)]))
+        for chunk in chunks * FLOOD:
+            a.visit.out.put(chunk)
+        assert settled(a.visit.out.qsize) > len(chunks) * FLOOD * 3 / 4
+        assert resident() - before < MOST_GROWTH
+        a.fed.end()
+    still_takes_part()
+
+
+def test_a_fed_server_wants_the_memory_of_a_device_by_values_that_nobody_asked_for() -> None:
+    with attack(two=True) as a:
+        answered(a.first_step())
+    before = resident()
+    with attack(two=True) as a:
+        assert a.fed is not None
+        for number in range(FLOOD):
+            a.fed.send(torch.zeros(2**16), number=number)
+        assert a.visit.hear() is None
     assert resident() - before < MOST_GROWTH
+    with attack(two=True) as a:
+        answered(a.first_step())
 
 
 def test_a_server_wants_the_memory_of_a_device_by_many_slots() -> None:
     with attack() as a:
         puts = [c.Put(slot, a.model.skeleton) for slot in range(100)]
-        refused(a(puts, a.model.numbers * 100, a.model.tensors * 100, begins=True), "receive something else")
+        refused(
+            a(puts, a.model.numbers * 100, a.model.tensors * 100, begins=True), "own run has 'receive settings' here, "
+        )
 
 
 @pytest.mark.parametrize("slot", [-1, 10_000, 2**62])
@@ -154,7 +192,7 @@ def test_a_server_wants_to_write_on_the_terminal_of_a_device() -> None:
 
 def test_a_server_wants_to_write_on_the_terminal_of_a_device_by_a_refusal() -> None:
     said = left(m.Denied("\x1b[31mno\r\nerror: forged", final=True))
-    assert said == "LinkError: the server refuses this client: \\x1b[31mno\\r\\nerror: forged"
+    assert said == "LinkError: refused by the server: \\x1b[31mno\\r\\nerror: forged"
 
 
 def test_a_server_wants_a_device_to_print_a_book() -> None:

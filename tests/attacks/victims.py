@@ -3,9 +3,9 @@
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -20,9 +20,11 @@ from cutlayer.core.batches import Batching
 from cutlayer.core.method import Method
 from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
+from cutlayer.remote.device.session import Session
 from cutlayer.remote.device.terms import Allowance
 from cutlayer.remote.identity.certificates import Credentials
 from cutlayer.remote.identity.trial import trial
+from cutlayer.remote.joining.join import DeviceSettings
 from cutlayer.remote.protocol import commands as c
 from cutlayer.remote.protocol import messages as m
 from cutlayer.remote.tensors.trees import Flat, flatten
@@ -33,6 +35,8 @@ NAMES = ("ann", "bob", "eve")
 VICTIM = 0  # the number of ann
 LONG = replace(RUN, rounds=1000)  # each attack has a round of its own
 WHOLE = Batching(size=8)  # of methods that count their steps themselves
+RATE = 0.05
+WIDE = Choice("mlp", {"hidden": (256,)})  # four units for each pixel
 RUNS: Mapping[str, Run] = {
     "sfl_v1": LONG,
     "linear": replace(LONG, model=Choice("mlp", {"hidden": (128,)})),
@@ -50,6 +54,10 @@ RUNS: Mapping[str, Run] = {
         LONG, method=Choice("hasfl", {"interval": 2, "batches": "fixed", "cuts": "fixed"}), batching=WHOLE, cut=2
     ),
     "held out": replace(LONG, hold_out=0.3),
+    "wide": replace(
+        LONG, subset=1.0, model=WIDE, optimiser=Choice("sgd", {"lr": RATE}), batching=Batching(size=16), rounds=4
+    ),
+    "zo_sfl": replace(LONG, method=Choice("zo_sfl"), model=WIDE, optimiser=Choice("sgd", {"lr": RATE})),
 }
 
 
@@ -131,15 +139,23 @@ def victim(name: str = "sfl_v1", two: bool = False, **terms: Any) -> Victim:
     return Victim(name, two, terms)
 
 
+@dataclass
 class Attack:
     """One visit of a device, and a round of its own to attack it in."""
 
-    def __init__(self, who: Victim) -> None:
-        self.who, self.own, self.run = who, own(who.name), who.run
-        self.visit = who.train.visit()
-        self.fed = None if who.fed is None else who.fed.visit()
-        self.round = who.new_round()
-        self.model = self.own.model
+    visit: Visit
+    fed: Visit | None
+    own: Own
+    round: int = 0
+    who: Victim | None = None
+
+    @property
+    def run(self) -> Run:
+        return self.visit.run
+
+    @property
+    def model(self) -> Flat:
+        return self.own.model
 
     def __call__(self, *work: Any, **fields: Any) -> Said:
         return self.visit.ask(*work, **{"round": self.round, **fields})
@@ -149,8 +165,8 @@ class Attack:
         flat = self.model if model is None else flatten(model)
         if self.fed is not None:
             self.fed.send(flat.tree())
-            return self(first(None), [1, self.round, size, step, 11, 0, 11], begins=True, **fields)
-        numbers = [*flat.numbers, self.round, size, step, 11, 0, 11]
+            return self(first(None), [1, self.round, size, *[step] * 4], begins=True, **fields)
+        numbers = [*flat.numbers, self.round, size, *[step] * 4]
         return self(first(flat.skeleton), numbers, flat.tensors, begins=True, **fields)
 
     def batch(self, step: int = 0) -> Arrays:
@@ -163,15 +179,35 @@ class Attack:
         return data.take(walk.samples(VICTIM, step))
 
 
+def attack(name: str = "sfl_v1", two: bool = False, **terms: Any) -> AbstractContextManager[Attack]:
+    return attacking(victim(name, two, **terms))
+
+
 @contextmanager
-def attack(name: str = "sfl_v1", two: bool = False, **terms: Any) -> Iterator[Attack]:
-    made = Attack(victim(name, two, **terms))
+def attacking(who: Victim) -> Iterator[Attack]:
+    made = Attack(who.train.visit(), who.fed and who.fed.visit(), own(who.name), who.new_round(), who)
     try:
         yield made
     finally:
         made.visit.end()
         if made.fed is not None:
             made.fed.end()
+
+
+def trusting(name: str) -> Attack:
+    """Attack a device in this process that has no terms: it runs whatever it is asked, and only the laws stop it."""
+    run = RUNS[name]
+    welcome = m.Welcome(session=1, client=VICTIM, run=config.dumps(run))
+    session = Session(replace(DeviceSettings(data="digits").ready(welcome), terms=None), welcome.session)
+    visit = Visit(run, VICTIM, welcome.session)
+
+    def answer(message: m.Work, tensors: Sequence[torch.Tensor] = ()) -> None:
+        reply = session.work(message, tensors)
+        if reply is not None:
+            visit.heard.put((reply.message, reply.tensors))
+
+    visit.say = answer  # type: ignore[method-assign]
+    return Attack(visit, None, own(name))
 
 
 def first(model: Tree) -> tuple[c.AnyCommand, ...]:
@@ -200,4 +236,7 @@ def refused(said: Said, because: str = "") -> None:
     assert isinstance(said, str) and because in said, said
 
 
-__all__ = ["BACK", "NEXT", "Attack", "Visit", "answered", "attack", "credentials", "first", "m", "refused", "victim"]
+__all__ = [
+    *("BACK", "NEXT", "Attack", "Victim", "Visit", "answered", "attack", "attacking", "credentials", "first", "m"),
+    *("refused", "trusting", "victim"),
+]

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
+from rich.text import Text
 from typer import Argument, Option
 
 from cutlayer import plugins, recipes
-from cutlayer.cli import catalogue, launch, papers, show, study, tables
+from cutlayer.cli import catalogue, launch, papers, preflight, show, study, tables
 from cutlayer.cli.bench import bench
 from cutlayer.cli.choose import chosen
 from cutlayer.cli.compare import compare
@@ -35,6 +36,7 @@ from cutlayer.runs.folder import Folder
 from cutlayer.studies.cuts_figure import draw_cuts
 from cutlayer.version import __version__
 
+Misused: Any = typer.BadParameter.__base__  # click's UsageError, which some versions of typer bring with them
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
@@ -67,7 +69,7 @@ def run(
         ),
     ] = None,
     plugin: Plugins = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the runs and their settings without training.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the runs, and check them without training.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train the runs of a recipe or a TOML file, then compare them.
@@ -91,6 +93,7 @@ def run(
         source = "" if recipe is None else recipe.source
         document = {"source": source or None, "runs": [config.as_dict(run) for run in runs]}
         show.result(document, tables.run_tables(runs), *([f"source: {source}"] if source else []), machine=as_json)
+        preflight.check(runs, orders)
     else:
         trained = launch.carried_out(runs, originals, orders)
         if trained.folders:
@@ -112,7 +115,7 @@ def _show_trained(folders: list[Folder], home: Path, order: list[str], as_json: 
     found = report.compare(folders)
     show.warn(found.warnings)
     show.with_figure(
-        found.as_dict(),
+        papers.document(found),
         tables.sections_for_people(papers.sections(found)),
         machine=as_json,
         figure=home / "figure.png",
@@ -184,7 +187,8 @@ def list_(
     plugins.load(plugin or [])
     found = catalogue.of_kind(kind)
     document = {kind: [asdict(entry) for entry in entries] for kind, entries in found.items()}
-    show.result(document, *(tables.catalogue_table(*each) for each in found.items()), machine=as_json)
+    index = [Text(f"Kinds of names: {', '.join(found)}. `cutlayer list KIND` prints one.\n")] if kind is None else []
+    show.result(document, *index, *(tables.catalogue_table(*each) for each in found.items()), machine=as_json)
 
 
 def _home(runs: Sequence[Run], orders: Orders) -> Path:
@@ -201,7 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; report an error in one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(words, prog_name="cutlayer")
+        raise SystemExit(app(words, prog_name="cutlayer", standalone_mode=False))
+    except Misused as error:
+        _complain(f"error: {_told(error)}")
+        raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(1) from None
     except CutlayerError as error:
         if os.environ.get("CUTLAYER_DEBUG"):
             traceback.print_exc()
@@ -216,6 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"go on with: {shlex.join(['cutlayer', *again, *stopped.again])}"
         )
         raise SystemExit(130) from None
+
+
+def _told(error: Any) -> str:
+    """Return what is wrong with the words of a command, as an error of our own would say it."""
+    text = error.format_message().rstrip(".")
+    path = "cutlayer" if error.ctx is None else error.ctx.command_path
+    return f"{text[:1].lower()}{text[1:]}; see `{path} --help`"
 
 
 def _complain(text: str) -> None:

@@ -68,7 +68,8 @@ def compare(
     """Compare finished runs: a metric, rounds and time to a target, speed-up, bytes, and the paper's numbers.
 
     Runs that differ only in their seed share a row: mean ± standard deviation. Only seeds that all runs have are
-    compared, in the rounds in which all were evaluated, and differences are seed by seed. Runs whose names agree up to
+    compared, in the rounds in which all were evaluated, or by samples or simulated time where rounds differ in length,
+    and differences are seed by seed. Runs whose names agree up to
     the last word share a table. With --traffic, the table shows the bytes sent, in GiB by direction and kind.
 
     Examples:
@@ -91,12 +92,14 @@ def compare(
     if bold_best and form is not Format.LATEX:
         raise ConfigError("--bold-best is about LaTeX; add --format latex")
     found = report.compare(report.find(paths), target, together=together, metric=metric, goal=_goal(mode))
+    if figure is not None:
+        figures.refuse_to_lose(figure, found)
     show.warn(found.warnings)
     if traffic:
         document = traffic_table.document(found, samples, paper_convention=paper_convention)
         sections, records = traffic_table.sections(document), traffic_table.records(document)
     else:
-        document = found.as_dict()
+        document = papers.document(found)
         sections, records = papers.sections(found, per_seed=per_seed, bold_best=bold_best), seeds_of(document)
     formats.shown(form, {**document, "figure": None if figure is None else str(figure)}, sections, records)
     show.drawn(figure, partial(figures.draw, found, width=width), quiet=form is not Format.TABLE)

@@ -151,7 +151,8 @@ def sign(
         from cutlayer.remote.identity.requests import read
     terms = key_folder.SigningTerms(role=role, hosts=server or (), days=days, renew=renew)
     found = [read(path) for path in requests]
-    _confirm(found, terms.role, name or [])
+    key_folder.checked(folder, found, terms)
+    _confirm(found, name or [])
     secret = asking.passphrase(passphrase_file) if key_folder.encrypted(folder) else None
     signed = key_folder.sign(folder, key_folder.read_ca(folder, secret), found, terms)
     show.people(_table(folder, signed))
@@ -215,7 +216,7 @@ def trial(
     made = trial(folder, clients, server or (), days)
     show.people(_table(folder, made))
     show.prose(
-        "Copy each folder whole to its owner, by a safe way: there is a private key in it.",
+        "Copy each whole folder to its owner over a secure channel: there is a private key in it.",
         f"All private keys are in {folder}, so it is for trials only. For real devices use `cutlayer keys request`.",
     )
 
@@ -233,18 +234,17 @@ def _party_name(name: str | None, role: str) -> str:
     return role if name is None else name
 
 
-def _confirm(found: Sequence["SigningRequest"], role: str, names: Sequence[str]) -> None:
+def _confirm(found: Sequence["SigningRequest"], names: Sequence[str]) -> None:
     """Show what would be signed; go on only with requests that the operator agrees to, one by one or by name."""
-    rows = [[request.who.name, role, request.fingerprint] for request in found]
+    asked = [request.who.name for request in found]
+    if names and sorted(names) != sorted(asked):
+        raise ConfigError(f"the requests are of {', '.join(asked)}, and --name agrees to {', '.join(names)}")
+    if not names and not asking.terminal():
+        raise ConfigError("there is no terminal to ask at: say with --name whose requests you agree to sign")
+    rows = [[request.who.name, request.role, request.fingerprint] for request in found]
     heads = ["name", "role", "fingerprint"]
     Console(stderr=True).print(plain_table(heads, rows, left=heads, title="to be signed"))
-    if names:
-        asked = [request.who.name for request in found]
-        if sorted(names) != sorted(asked):
-            raise ConfigError(f"the requests are of {', '.join(asked)}, and --name agrees to {', '.join(names)}")
-    elif not asking.terminal():
-        raise ConfigError("there is no terminal to ask at: say with --name whose requests you agree to sign")
-    elif not typer.confirm("Are these the fingerprints that their owners told you?", err=True):
+    if not names and not typer.confirm("Are these the fingerprints that their owners told you?", err=True):
         raise ConfigError("nothing was signed")
 
 

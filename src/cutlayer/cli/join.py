@@ -1,8 +1,9 @@
 """`cutlayer join`: take part in a run with the data of this device."""
 
 import logging
-import resource
 import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,16 +13,26 @@ from rich.console import Console
 from typer import Argument, Option
 
 from cutlayer import plugins
-from cutlayer.cli.options import Insecure, Keys, Plugins, Quiet, check_keys, stop_on_sigterm
+from cutlayer.cli.options import Insecure, Keys, Plugins, Quiet, check_keys, refuse_packing, stop_on_sigterm
 from cutlayer.cli.private import private_files
 from cutlayer.cli.progress import watching
-from cutlayer.cli.terms import show_terms
-from cutlayer.errors import ConfigError
+from cutlayer.core.checks import check_positive
+from cutlayer.errors import ConfigError, CutlayerError
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from cutlayer.remote.device.terms import Allowance
 
 log = logging.getLogger("cutlayer")
+
+GIB = 2**30
+PAGES = Path("/proc/self/statm")  # of this process; the sixth number is those of private memory
+ROOM = 2**27  # bytes for a connection and its threads, which end the process if they get none
+NO_MEMORY = ("can't start new thread", "can't allocate memory", "failed to map segment")  # in other errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +137,7 @@ def join(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print what servers may ask in a round of --config, and what would leave; stop.")
     ] = False,
+    packing: Annotated[str | None, Option(hidden=True, help="Gone: a run names its codecs.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with this device's own data, which never leave it.
@@ -139,11 +151,13 @@ def join(
         cutlayer join train.example.org:8470 --data scans/ --keys ann --config ward.toml --never labels --device cuda
         cutlayer join 127.0.0.1:8470 --data digits --insecure --name 0 --any-run
     """
+    from cutlayer.cli.terms import show_terms
     from cutlayer.remote.device.client import JoinOptions, stay
     from cutlayer.remote.device.store import reserved
     from cutlayer.remote.identity.certificates import Credentials, warning_of_expiry
     from cutlayer.remote.joining.join import DeviceSettings
 
+    refuse_packing(packing, 'write codecs = {{ activations = "{name}" }} into the run file that --config names')
     hashes = plugins.load(plugin or [])
     kept = state or (None if keys is None else keys / "state")
     settings = DeviceSettings(
@@ -164,19 +178,20 @@ def join(
         show_terms(settings)
         return
     check_keys("device", keys, insecure)
-    if insecure:
-        log.warning("no certificates and no encryption: whoever is on the way can read and forge everything")
-    elif name is not None:
+    if name is not None and not insecure:
         raise ConfigError("the certificate says who this device is; leave out --name")
-    credentials = None if keys is None else Credentials.load(keys)
-    if credentials is not None and credentials.role != "client":
-        raise ConfigError(f"{keys} holds the keys of the {credentials.name} server; give this device's own")
-    if terms.any_run:
-        log.warning("--any-run: the server decides about the model, the batches and the number of rounds")
-    if terms.memory is not None:
-        limit_memory(terms.memory)
     stop_on_sigterm()
-    with watching(quiet), reserved(kept), warning_of_expiry(credentials):
+    with ExitStack() as stack:
+        stack.enter_context(watching(quiet))  # first, so that warnings are shown as such
+        credentials = None if keys is None else Credentials.load(keys)
+        if credentials is None:
+            log.warning("no certificates, no encryption: anyone on the network path can read and alter everything")
+        elif credentials.role != "client":
+            raise ConfigError(f"{keys} holds the keys of the {credentials.name} server; give this device's own")
+        if terms.any_run:
+            log.warning("--any-run: the server decides about the model, the batches and the number of rounds")
+        for context in (limited_memory(terms.memory), reserved(kept), warning_of_expiry(credentials)):
+            stack.enter_context(context)
         options = JoinOptions(
             address=_the_server(address, train, fed),
             fed=None if fed is None else _checked(fed),
@@ -187,6 +202,7 @@ def join(
             gives_up_after=float("inf") if give_up is None else give_up,
         )
         try:
+            settings.check()
             words = stay(options)
         except KeyboardInterrupt:
             where = f"; what it keeps is in {kept}" if kept is not None and [*kept.glob("*")] else ""
@@ -195,10 +211,44 @@ def join(
     Console().print(f"{options.name}: {words}", soft_wrap=True, markup=False)
 
 
-def limit_memory(gib: float) -> None:
-    """Let the system refuse this process more private memory than this."""
-    most = int(gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+@contextmanager
+def limited_memory(gib: float | None) -> Iterator[None]:
+    """Let the system refuse this process more private memory than this, and say so if that is too little."""
+    if gib is None:
+        yield
+        return
+    check_positive("--memory", gib)
+    if resource is None:
+        raise ConfigError("this system cannot limit the memory of a process; leave out --memory")
+    most, used, small = int(gib * GIB), _private_memory(), f"--memory {gib:g} is too small for this run"
+    if most < used + ROOM:
+        raise ConfigError(
+            f"{small}: this process has {used / GIB:.2f} GiB before it joins; give more than "
+            f"{(used + ROOM) / GIB:.2f}, or leave it out"
+        )
+    with suppress(ValueError, OverflowError):  # the system itself allows less
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    try:
+        yield
+    except (CutlayerError, RuntimeError, MemoryError, ImportError) as error:
+        refused = _refused_memory(error)
+        if refused is None:
+            raise
+        raise ConfigError(f"{small} ({refused or 'out of memory'}); give more, or leave it out") from error
+
+
+def _private_memory() -> int:
+    """Return the bytes of this process that the limit counts; 0 if the system does not tell."""
+    return int(PAGES.read_text().split()[5]) * resource.getpagesize() if PAGES.exists() else 0
+
+
+def _refused_memory(error: BaseException | None) -> str | None:
+    """Return in which words memory was refused, also behind other errors; None if it was not."""
+    if error is None:
+        return None
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        return str(error)
+    return _refused_memory(error.__cause__)
 
 
 def _the_server(address: str | None, train: str | None, fed: str | None) -> str:

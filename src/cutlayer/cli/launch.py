@@ -1,7 +1,7 @@
 """Turn the command line into runs, and train them one after another."""
 
 import logging
-import tomllib
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from cutlayer import recipes
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import setting_of
+from cutlayer.cli.preflight import told
 from cutlayer.cli.progress import RunWatcher, watching
 from cutlayer.cli.run_files import runs_of
-from cutlayer.core.checks import reason
+from cutlayer.cli.words import codec, value
 from cutlayer.errors import ConfigError, CutlayerError, DataError, DivergedError, UsageError
 from cutlayer.methods import METHODS
 from cutlayer.recipes.scale import scaled, size_of
@@ -85,7 +86,10 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
     """
     every = [replace(run, seed=run.seed + i) for run in runs for i in range(orders.seeds)]
     folders = [folder_of(run, orders.out) for run in every]
-    with watching(orders.quiet) as watcher:
+    several_seeds = len({run.seed for run in every}) > 1
+    titles = [f"{run.name} seed {run.seed}" if several_seeds else run.name for run in every]
+    shown = _without_common_folder(titles)
+    with watching(orders.quiet, shown) as watcher:
         if orders.scale is not None:
             for line in scale_lines(originals, runs, orders.scale):
                 log.info(line)
@@ -93,12 +97,10 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
             for folder in folders:
                 folder.refuse_if_taken()
         _check_data(every, orders.data)
-        several_seeds = len({run.seed for run in every}) > 1
         trained = Trained([], [], [])
-        for run, folder in zip(every, folders, strict=True):
-            title = f"{run.name} seed {run.seed}" if several_seeds else run.name
+        for run, folder, title, short in zip(every, folders, titles, shown, strict=True):
             try:
-                training = _train(run, folder, orders, watcher, title)
+                training = _train(run, folder, orders, watcher, short)
                 trained.folders.append(folder)
                 if training.diverged:
                     trained.diverged.append(f"{title}: {training.diverged}")
@@ -107,13 +109,9 @@ def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders) -
             except Exception as error:
                 if len(every) == 1 or (run is every[0] and isinstance(error, DataError)):
                     raise  # the other runs have the same data, or their data were checked
-                trained.failures.append(f"{title}: {_told(error)}")
-                log.warning("%s failed: %s", title, _told(error), exc_info=not isinstance(error, CutlayerError))
+                trained.failures.append(f"{title}: {told(error)}")
+                log.warning("%s failed: %s", title, told(error), exc_info=not isinstance(error, CutlayerError))
     return trained
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, CutlayerError) else f"{type(error).__name__}: {reason(error)}"
 
 
 def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title: str) -> Training:
@@ -129,6 +127,12 @@ def _train(run: Run, folder: Folder, orders: Orders, watcher: RunWatcher, title:
         )
     except KeyboardInterrupt:
         raise Interrupted(run, folder) from None
+
+
+def _without_common_folder(titles: Sequence[str]) -> list[str]:
+    """Return titles without the folder that all of them begin with; a single one is left whole."""
+    common = os.path.commonpath([PurePosixPath(title).parent for title in titles]) if len(titles) > 1 else ""
+    return [title.removeprefix(f"{common}/") for title in titles]
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
@@ -148,8 +152,15 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
         last = words[-1]
         if isinstance(table.get(last), dict):
             raise ConfigError(f"--set {setting!r} would replace what another --set says about {key}; give it first")
-        table[last] = _value(text)
+        table[last] = _value(words, text)
     return tables
+
+
+def _value(words: Sequence[str], text: str) -> Any:
+    """Return the value of the key of these words; codecs may have options and form chains as in `cuts --codecs`."""
+    found = value(text)
+    is_codec = len(words) == 2 and words[0] == "codecs" and isinstance(found, str) and (":" in found or "+" in found)
+    return codec(found, f"--set {'.'.join(words)}") if is_codec else found
 
 
 def folder_of(run: Run, out: Path) -> Folder:
@@ -204,12 +215,3 @@ def scale_lines(originals: Sequence[Run], runs: Sequence[Run], scale: float) -> 
         f"scale {scale:g}: {text}{end}" + (f" ({', '.join(dict.fromkeys(names))})" if len(panels) > 1 else "")
         for text, names in panels.items()
     ]
-
-
-def _value(text: str) -> Any:
-    """Read a TOML literal; anything else is a string, which needs no quotes."""
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return document["value"] if len(document) == 1 else text

@@ -127,6 +127,14 @@ def check_keys(who: str, keys: Path | None, insecure: bool) -> None:
         )
 
 
+def refuse_packing(packing: str | None, where: str) -> None:
+    """Name the codec that stands for a packing of earlier versions."""
+    if packing is None:
+        return
+    name = {"raw": "none", "fp16": "bf16"}.get(packing, packing)
+    raise ConfigError(f"--packing is gone: {where.format(name=name)}")
+
+
 def stop_on_sigterm() -> None:
     """Treat SIGTERM as Ctrl-C, so that a stopped service ends as cleanly as an interrupted one.
 

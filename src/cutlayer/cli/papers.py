@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from math import isinf
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutlayer.cli.tables import NONE, Section, plain_table
 from cutlayer.core.text import time_unit
@@ -55,6 +55,13 @@ def sections(found: Comparison, *, per_seed: bool = False, bold_best: bool = Fal
     return made
 
 
+def document(found: Comparison) -> dict[str, Any]:
+    """Return the comparison for JSON, with the remarks that stand below its tables."""
+    told = found.as_dict()
+    panels = zip(told["panels"], found.panels, strict=True)
+    return {**told, "panels": [{**plain, "remarks": list(_remarks_on(panel))} for plain, panel in panels]}
+
+
 def _rows(panel: Panel, columns: Sequence[RunColumn], per_seed: bool) -> Iterator[list[str]]:
     """Yield a row for each group, and below it one for each of its seeds if asked for."""
     singles = {seed: panel.of_seed(seed) for seed in panel.ground.seeds} if per_seed else {}
@@ -94,12 +101,14 @@ def _columns(panel: Panel) -> Iterator[RunColumn]:
 
 
 def _race_columns(panel: Panel, papers: Sequence[Published]) -> Iterator[RunColumn]:
+    unit, size = _unit(panel, papers)
     if panel.axis == "samples":  # rounds of different methods are of different lengths
         yield RunColumn("samples to\ntarget", lambda p, g: _span(g.samples_to(p.target), "{:,.0f}"))
         if len(panel.groups) > 1:
             yield RunColumn("speed-\nup", lambda p, g: _factor(p.speed_up(g)))
+        if panel.timed:
+            yield RunColumn(f"T\n{unit}", lambda p, g: _time(p.reach(g), g, size))
         return
-    unit, size = _unit(panel, papers)
     yield RunColumn("R", lambda p, g: _rounds(p.reach(g), g))
     if panel.race == "time":
         yield RunColumn(f"T\n{unit}", lambda p, g: _time(p.reach(g), g, size))
@@ -187,7 +196,10 @@ def _ground(panel: Panel) -> Iterator[str]:
     if any(t.values != t.measured for g in panel.groups for t in g.trials):
         who = "all runs" if several else "all seeds"
         what = "accuracies" if panel.measure == ACCURACY else panel.measure.words
-        yield f"{what}, R and T: of the {_range(counts)} evaluations that {who} have"
+        goal = "samples to target" if panel.axis == "samples" else "R"
+        yield f"{what}, {goal} and T: of the {_range(counts)} evaluations that {who} have"
+    if any(t.rounds < len(t.history) for g in panel.groups for t in g.trials):
+        yield "rounds, samples, MiB and seconds: up to the last evaluation that is compared, not of the whole runs"
     if any(panel.difference(g) for g in panel.groups):
         yield (
             f"{_versus(panel)}: {_above(panel.measure)}, seed by seed, with the 95 % interval of Student's t where "
@@ -229,15 +241,16 @@ def _race(panel: Panel) -> str:
         took = panel.groups[0].simulated if len(panel.groups) == 1 else None
         return panel.rule if took is None else f"{panel.rule}; simulated time of all rounds: {took:,.1f} s"
     or_less = " or less" if panel.measure.goal == "min" else ""
+    time = "; T: simulated time until then" if panel.timed else ""
     goal = f"the target {panel.measure.told(panel.target)}{or_less} ({panel.rule})"
     if panel.axis == "samples":
-        return f"samples until the first evaluation that reaches {goal}; speed-up against {panel.reference.label}"
+        target = f"samples to target: until the first evaluation that reaches {goal}"
+        return f"{target}; speed-up against {panel.reference.label}{time}"
     target = f"R: first round that reaches {goal}"
     if panel.race == "time":
         return f"{target}; T: simulated time until then, of the seeds that reach it; > is at least"
     labels = [group.label for group in panel.references]
     against = labels[0] if len(labels) == 1 else f"the base of each family: {', '.join(labels)}"
-    time = "; T: simulated time until then" if panel.timed else ""
     speed = f"; speed-up against {against}" if labels and len(panel.groups) > 1 else ""
     return f"{target}{time}{speed}"
 

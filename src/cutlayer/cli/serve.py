@@ -45,7 +45,7 @@ def serve(
     quorum: Annotated[
         float,
         Option(
-            help="Share of the asked clients after whose answers the rest has only as long again as these took: "
+            help="Share of the asked clients after whose answers the others get only as much time again: "
             "with 0.8, the slowest fifth cannot hold up a round."
         ),
     ] = 1.0,
@@ -106,12 +106,9 @@ def serve(
     from cutlayer.remote.server.serve import serve as carry_out
     from cutlayer.remote.server.waits import Waits
 
-    if packing is not None:
-        name = "none" if packing == "raw" else packing
-        raise ConfigError(
-            f'--packing is gone: write codecs = {{ activations = "{name}" }} into {what}, or give '
-            f"--set codecs.activations={name}. Devices read it there, too"
-        )
+    options.refuse_packing(
+        packing, "give --set codecs.activations={name}, or name it in the run file, which devices read"
+    )
     hashes = plugins.load(plugin or [])
     run = _one(what, settings or [])
     if engine is not None:
@@ -121,8 +118,6 @@ def serve(
         raise ConfigError(
             "neither of two servers has the whole model, so there is nothing to measure: leave out --test"
         )
-    if insecure:
-        log.warning("no certificates and no encryption: anybody who can reach this port can join, read and forge")
     serving = Serving(
         listen=listen or ("127.0.0.1:8470" if insecure else "0.0.0.0:8470"),
         keys=keys,
@@ -147,6 +142,8 @@ def serve(
             stack.enter_context(logging_to(handler, logging.INFO))
         if not quiet:
             stack.enter_context(LiveTable(board, Console(stderr=True)))
+        if insecure:
+            log.warning("no certificates, no encryption: anyone who reaches this port can join, read and alter all")
         if metrics_port is not None:
             metrics = stack.enter_context(closing(serve_metrics(board, metrics_port)))
             log.info("metrics at http://127.0.0.1:%d/metrics", metrics.port)

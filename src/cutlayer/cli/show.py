@@ -44,8 +44,12 @@ def warn(lines: Iterable[str]) -> None:
 
 def message(console: Console, text: str) -> None:
     """Print a message, wrapped at the width of the terminal; in a pipe it stays one line."""
-    wraps = console.file.isatty() or "COLUMNS" in os.environ
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=not wraps)
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=not wraps(console))
+
+
+def wraps(console: Console) -> bool:
+    """Return whether messages are wrapped: at the width of a terminal, or the one that somebody asks for."""
+    return console.file.isatty() or "COLUMNS" in os.environ
 
 
 def with_figure(

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cutlayer import registry
-from cutlayer.cli import launch
+from cutlayer.cli import launch, words
 from cutlayer.cli.options import Orders
 from cutlayer.cli.papers import accuracy
 from cutlayer.cli.tables import NONE, Sheet, dashed, plain_table
-from cutlayer.codecs import CODECS
 from cutlayer.errors import ConfigError
 from cutlayer.methods import METHODS
 from cutlayer.methods.fedavg import FedAvg
@@ -23,7 +22,6 @@ from cutlayer.runs.config import Run
 from cutlayer.studies.cuts import CutStudy, summary
 
 DEFAULT = "digits"
-SHARE = 0.1  # of the elements, for codecs that keep a share of them and are given none
 CAPTION = "best accuracy %; costs of one client: traffic up and down in a round, work forward and backward for a sample"
 
 
@@ -52,33 +50,11 @@ def read_codecs(text: str) -> dict[str, Any]:
     """Return the codecs in a text such as none,int8,topk:0.1+int8 as in a run file, by the words for them in names."""
     found: dict[str, Any] = {}
     for word in text.split(","):
-        stages = [_read_codec(stage.strip()) for stage in word.split("+")]
-        codec = stages[0] if len(stages) == 1 else stages
+        codec = words.codec(word, "--codecs")
         if codec in found.values():
             raise ConfigError(f"--codecs names {word.strip()!r} twice; leave one out")
         found[word.strip().replace(":", "-")] = codec
     return found
-
-
-def _read_codec(text: str) -> dict[str, Any]:
-    """Return the table of a codec and its options, such as topk:0.1 or randtopk:0.1:alpha=0.2."""
-    name, *given = text.split(":")
-    if not name:
-        raise ConfigError("--codecs: a name is missing; give names and options, such as none,int8,topk:0.1+int8")
-    known = registry.options_of(registry.find("codec", CODECS, name, "--codecs"))
-    options: dict[str, Any] = {}
-    for place, word in enumerate(given):
-        key, sign, value = word.partition("=")
-        if not sign:  # without its name, it is the option at this place
-            if place >= len(known):
-                raise ConfigError(f"--codecs {text!r}: {name} has {_counted(len(known))}; leave {word!r} out")
-            key, value = list(known)[place], word
-        options |= launch.parsed([f"{key}={value}"])
-    return {"name": name, **({"share": SHARE} if "share" in known else {}), **options}
-
-
-def _counted(number: int) -> str:
-    return "no options" if not number else f"{number} option{'' if number == 1 else 's'}"
 
 
 def carried_out(runs: Sequence[Run], originals: Sequence[Run], orders: Orders, home: Path) -> tuple[CutStudy, CutStudy]:

@@ -192,7 +192,7 @@ def catalogue_table(kind: str, entries: Sequence[Entry]) -> Sheet:
     columns = {
         "name": [e.name for e in entries],
         "what it is": [e.about for e in entries],
-        "source": [e.source for e in entries],
+        "source": [] if kind == "recipes" else [e.source for e in entries],  # recipes begin with theirs
         "options": [", ".join([*e.needs, *(f"{k}={_plain(v)}" for k, v in e.options.items())]) for e in entries],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}

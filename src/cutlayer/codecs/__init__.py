@@ -86,7 +86,7 @@ def build(given: Any) -> Codec | ErrorFeedback:
             raise ConfigError(f"chain is {given['chain']!r}; it must be a list of codecs")
         made = build(given["chain"])
     elif isinstance(given.get("name"), str):
-        made = registry.make("codec", CODECS, given["name"], options)
+        made = _checked(registry.make("codec", CODECS, given["name"], options))  # it may be a plug-in's
     else:
         raise ConfigError('a table needs a name, such as { name = "topk", share = 0.1 }, or a chain')
     feedback = given.get("error_feedback", False)
@@ -107,5 +107,5 @@ def _checked(given: Any) -> Codec | ErrorFeedback:
     if isinstance(own, type) or not isinstance(own, Codec):
         raise ConfigError(f"{given!r} is no codec; give a name, a table, a list, or an instance of a class with @codec")
     if not isinstance(getattr(own, "traits", None), Traits):
-        raise ConfigError(f"{type(own).__name__} is no codec yet; put @codec above its @dataclass")
+        raise ConfigError(f"{type(own).__name__} is not a codec; decorate its class with @codec")
     return given  # type: ignore[no-any-return]

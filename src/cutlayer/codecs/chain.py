@@ -23,7 +23,7 @@ class Chained:
         values = _values(code_of(self.first, PROBE, torch.float32))
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise ConfigError(f"{self.then} cannot follow {self.first}, which leaves no tensor of values")
-        if traits_of(self.then).matrices and (traits_of(self.first).whole or values.dim() < len(PROBE)):
+        if traits_of(self.then).matrices and (traits_of(self.first).as_one_row or values.dim() < len(PROBE)):
             raise ConfigError(
                 f"{self.then} cannot follow {self.first}, which leaves no matrices but a row of numbers; leave out one "
                 "of them"

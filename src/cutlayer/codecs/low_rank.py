@@ -40,7 +40,7 @@ class LowRank:
         check_count("iterations", self.iterations)
 
     def __str__(self) -> str:
-        return f"lowrank({self.rank})"
+        return f"lowrank({self.rank}{'' if self.iterations == 2 else f', iterations {self.iterations}'})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
         if not self._pays(tuple(a.shape)):
@@ -72,9 +72,14 @@ class LowRank:
     def check(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if "as_it_is" in code:
             return
-        given = [code[name].isfinite().flatten(1).all(1) for name in ("left", "right")]
-        if bool((given[0] & given[1] & ~self.decode(code, shape, dtype).isfinite().flatten(1).all(1)).any()):
-            raise WireError(f"the product of the matrices of {self} is too large")
+        finite = code["left"].isfinite().flatten(1).all(1) & code["right"].isfinite().flatten(1).all(1)
+        limit = torch.finfo(dtype).max * (1 - 2**-20)  # the order of a sum may change its last bits
+        right = code["right"].double().transpose(1, 2)
+        at_once = max(1, shape[1] * dtype.itemsize // 8)  # rows, so that the product takes no more than the tensor
+        for rows in code["left"].split(at_once, 1):
+            fits = (rows.double() @ right).abs_() <= limit
+            if bool((finite & ~fits.flatten(1).all(1)).any()):
+                raise WireError(f"the product of the matrices of {self} is too large")
 
     def _pays(self, shape: tuple[int, ...]) -> bool:
         m, n = shape[1], math.prod(shape[2:])

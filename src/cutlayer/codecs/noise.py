@@ -11,10 +11,11 @@ from torch import Tensor
 
 from cutlayer.core import directions
 from cutlayer.core.checks import check, is_number
-from cutlayer.core.codec import NOTHING, Code, Codec, codec
+from cutlayer.core.codec import NOTHING, Code, Codec, as_it_is, codec
+from cutlayer.core.text import short
 
 
-@codec(drops=True, whole=True)
+@codec(drops=True, as_one_row=True)
 @dataclass(frozen=True, kw_only=True)
 class NormClip:
     """Scales each sample, or a model's whole change, down to a norm of at most this.
@@ -27,20 +28,18 @@ class NormClip:
     order: int = 2
 
     def __post_init__(self) -> None:
-        check(is_number(self.norm) and self.norm > 0, "clip", self.norm, "a number above 0")
+        check(is_number(self.norm) and self.norm > 0, "norm", self.norm, "a number above 0")
 
     def __str__(self) -> str:
-        return f"clip({self.norm:g})"
+        return f"clip({short(self.norm)}{'' if self.order == 2 else f', order {self.order}'})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
-        return clipped(a, self.norm, self.order).to(a.dtype)
+        return _scaled(a, self.norm, self.order).to(a.dtype)
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = code
-        return tensor
+    decode = as_it_is
 
 
-@codec(draws=True, drops=True, whole=True, noisy=True)
+@codec(draws=True, drops=True, as_one_row=True, noisy=True)
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
     """Clips to the Euclidean norm `clip`, if given, and adds normal noise of this standard deviation."""
@@ -52,18 +51,16 @@ class Gaussian:
         _check("std", self.std, self.clip)
 
     def __str__(self) -> str:
-        return f"gaussian({self.std:g}{'' if self.clip is None else f', clip {self.clip:g}'})"
+        return f"gaussian({short(self.std)}{'' if self.clip is None else f', clip {short(self.clip)}'})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
         noise = directions.normals(key, 0, a.numel()).view(a.shape) * self.std
         return (_clipped(a, self.clip, 2) + noise).to(a.dtype)
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = code
-        return tensor
+    decode = as_it_is
 
 
-@codec(draws=True, drops=True, whole=True, noisy=True)
+@codec(draws=True, drops=True, as_one_row=True, noisy=True)
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
     """Clips the sum of magnitudes to `clip`, if given, and adds Laplace noise of this scale."""
@@ -75,7 +72,7 @@ class Laplace:
         _check("scale", self.scale, self.clip)
 
     def __str__(self) -> str:
-        return f"laplace({self.scale:g}{'' if self.clip is None else f', clip {self.clip:g}'})"
+        return f"laplace({short(self.scale)}{'' if self.clip is None else f', clip {short(self.clip)}'})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
         numbers = torch.arange(a.numel(), device=a.device)
@@ -84,9 +81,7 @@ class Laplace:
         noise = torch.where(low % 2 == 0, size, -size).view(a.shape)
         return (_clipped(a, self.clip, 1) + noise).to(a.dtype)
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = code
-        return tensor
+    decode = as_it_is
 
 
 def clip(*, norm: float) -> NormClip:
@@ -117,10 +112,10 @@ def _check(name: str, size: object, clip: object) -> None:
 
 
 def _clipped(a: Tensor, norm: float | None, order: int) -> Tensor:
-    return a.double() if norm is None else clipped(a, norm, order)
+    return a.double() if norm is None else _scaled(a, norm, order)
 
 
-def clipped(a: Tensor, norm: float, order: int) -> Tensor:
+def _scaled(a: Tensor, norm: float, order: int) -> Tensor:
     """Return float64 rows whose norm of this order is at most `norm`; rows that are short enough do not change."""
     rows = a.flatten(1).double()
     largest = rows.abs().amax(1, keepdim=True)  # divided by it, no square overflows

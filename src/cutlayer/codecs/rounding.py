@@ -36,7 +36,7 @@ class Bf16:
 
 @codec()
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class Integers:
     """Rounds to whole numbers from -127 to 127, or from -7 to 7, times a scale.
 
     The scale is the largest magnitude divided by 127 (or 7), as float32; the error is at most half of it. There is one
@@ -111,11 +111,11 @@ def _unpaired(pairs: Tensor) -> Tensor:
     return torch.stack(((both << 4) >> 4, both >> 4), dim=2).flatten(1)
 
 
-def int8(*, per: Per = "sample") -> Whole:
+def int8(*, per: Per = "sample") -> Integers:
     """Whole numbers of 8 bits and a scale for each sample: a quarter of the bytes of float32."""
-    return Whole(bits=8, per=per)
+    return Integers(bits=8, per=per)
 
 
-def int4(*, per: Per = "sample") -> Whole:
+def int4(*, per: Per = "sample") -> Integers:
     """Whole numbers of 4 bits and a scale for each sample: an eighth of the bytes of float32."""
-    return Whole(bits=4, per=per)
+    return Integers(bits=4, per=per)

@@ -9,9 +9,27 @@ from torch import Tensor
 from cutlayer.core import directions
 from cutlayer.core.checks import check, is_number
 from cutlayer.core.codec import NOTHING, Code, Codec, codec
+from cutlayer.core.text import short
 from cutlayer.errors import WireError
 
 BLOCK = 256  # elements, so that a place in a block is one byte
+
+
+def _dense(self: object, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return the elements at their places, and zeros everywhere else."""
+    values = code["values"]
+    places = _unpacked(code["places"], values.size(1))
+    return torch.zeros(shape, dtype=dtype, device=values.device).flatten(1).scatter(1, places, values).reshape(shape)
+
+
+def _check(self: object, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse places that are not different ones in order, one for each value."""
+    packed, k, d = code["places"], code["values"].size(1), math.prod(shape[1:])
+    if isinstance(packed, dict) and bool((packed["counts"] < 0).any() | (packed["counts"].sum(1) != k).any()):
+        raise WireError(f"the blocks of {self} do not have {k} elements")
+    places = _unpacked(packed, k)
+    if bool((places < 0).any() | (places >= d).any() | (places.diff(dim=1) <= 0).any()):
+        raise WireError(f"the places of {self} are not in order, or not all among {d} elements")
 
 
 @codec(drops=True)
@@ -26,21 +44,17 @@ class TopK:
     share: float
 
     def __post_init__(self) -> None:
-        check_share(self.share)
+        _check_share(self.share)
 
     def __str__(self) -> str:
-        return f"topk({self.share:g})"
+        return f"topk({short(self.share)})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
         rows = a.flatten(1)
-        k, size = count(self.share, rows.size(1)), magnitudes(rows)
-        return sparse(rows, size, largest(size, k), k)
+        k, size = _count(self.share, rows.size(1)), _magnitudes(rows)
+        return _sparse(rows, size, _largest(size, k), k)
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return dense(code, shape, dtype)
-
-    def check(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        check_places(code["places"], code["values"].size(1), math.prod(shape[1:]), str(self))
+    decode, check = _dense, _check
 
 
 @codec(draws=True, drops=True)
@@ -57,30 +71,26 @@ class RandTopK:
     alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        check_share(self.share)
+        _check_share(self.share)
         check(is_number(self.alpha) and 0 <= self.alpha <= 1, "alpha", self.alpha, "a probability from 0 to 1")
 
     def __str__(self) -> str:
-        return f"randtopk({self.share:g}, alpha {self.alpha:g})"
+        return f"randtopk({short(self.share)}, alpha {short(self.alpha)})"
 
     def encode(self, a: Tensor, key: Tensor) -> Code:
         rows = a.flatten(1)
         n, d = rows.shape
-        k = count(self.share, d)
-        size = magnitudes(rows)
-        top = largest(size, k)
+        k = _count(self.share, d)
+        size = _magnitudes(rows)
+        top = _largest(size, k)
         others = (_uniform(key, 0, n * k).view(n, k) < round(self.alpha * 2**32)).sum(1, keepdim=True)
         others = others.clamp(max=d - k)
         # A random order in which no two elements are equal.
         order = ((_uniform(key, 1, n * d).view(n, d) >> 1) << 31) | torch.arange(d, device=a.device)
         chosen = _first(order, top, k - others, k) | _first(order, ~top, others, k)
-        return sparse(rows, size, chosen, k)
+        return _sparse(rows, size, chosen, k)
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return dense(code, shape, dtype)
-
-    def check(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        check_places(code["places"], code["values"].size(1), math.prod(shape[1:]), str(self))
+    decode, check = _dense, _check
 
 
 def topk(*, share: float) -> Codec:
@@ -95,20 +105,20 @@ def randtopk(*, share: float, alpha: float = 0.1) -> Codec:
     return made if share != 1 else NOTHING
 
 
-def check_share(share: object) -> None:
+def _check_share(share: object) -> None:
     check(is_number(share) and 0 < share <= 1, "share", share, "a fraction above 0 and up to 1")
 
 
-def count(share: float, d: int) -> int:
+def _count(share: float, d: int) -> int:
     """Return how many of d elements are kept; a product that is whole but for rounding is not rounded up."""
     return max(1, math.ceil(share * d - 1e-9))
 
 
-def magnitudes(rows: Tensor) -> Tensor:
+def _magnitudes(rows: Tensor) -> Tensor:
     return rows.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def largest(size: Tensor, k: int) -> Tensor:
+def _largest(size: Tensor, k: int) -> Tensor:
     """Return where the k largest elements of each row are; of equal ones those with the lowest index."""
     # Only the value of the least of them: the places that topk gives differ between devices.
     kept = size.topk(k, dim=1, sorted=False).values
@@ -140,28 +150,12 @@ def _uniform(key: Tensor, stream: int, number: int) -> Tensor:
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-def sparse(rows: Tensor, size: Tensor, chosen: Tensor, k: int) -> Code:
+def _sparse(rows: Tensor, size: Tensor, chosen: Tensor, k: int) -> Code:
     """Return the chosen elements, k of each row, in order, and their places."""
     numbered = _numbered(chosen)
     places = torch.searchsorted(numbered, _numbered(torch.ones_like(chosen[:, :k])))
     broken = size.amax(1, keepdim=True) == torch.inf
     return {"values": torch.where(broken, torch.nan, rows.gather(1, places)), "places": _packed(places, numbered)}
-
-
-def dense(code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the elements at their places, and zeros everywhere else."""
-    values = code["values"]
-    places = _unpacked(code["places"], values.size(1))
-    return torch.zeros(shape, dtype=dtype, device=values.device).flatten(1).scatter(1, places, values).reshape(shape)
-
-
-def check_places(packed: Code, k: int, d: int, who: str) -> None:
-    """Refuse places that are not k different ones in order."""
-    if isinstance(packed, dict) and bool((packed["counts"] < 0).any() | (packed["counts"].sum(1) != k).any()):
-        raise WireError(f"the blocks of {who} do not have {k} elements")
-    places = _unpacked(packed, k)
-    if bool((places < 0).any() | (places >= d).any() | (places.diff(dim=1) <= 0).any()):
-        raise WireError(f"the places of {who} are not in order, or not all among {d} elements")
 
 
 def _packed(places: Tensor, numbered: Tensor) -> Code:

@@ -29,9 +29,9 @@ class Pullback(NamedTuple):
 def vjp(run: Callable[..., tuple[Any, Any]], args: list[Any], cut: int | None) -> tuple[Any, Pull]:
     """Return the output of run(*args) and its pullback.
 
-    The output and args[cut], if given, are tensors or dicts of them. The pullback takes the gradient of the output and
-    returns the gradients of the parameters of args[0], if it is a part, and of args[cut]. The gradient of a dict lacks
-    the entries that have none, such as a mask.
+    The output and args[cut], if given, hold tensors. The pullback takes the gradient of the output and returns the
+    gradients of the parameters of args[0], if it is a part, and of args[cut]. The gradient of several tensors is a dict
+    by name, and lacks those that have none, such as a mask.
     """
     given: Tensors = getattr(args[0], "params", {})
     params = named.leaves(given)
@@ -52,21 +52,31 @@ def vjp(run: Callable[..., tuple[Any, Any]], args: list[Any], cut: int | None) -
         found = torch.autograd.grad(ends, inputs, list(known.values()), allow_unused=True, retain_graph=again)
         params_found = {k: g for k, g in zip(params, found, strict=False) if g is not None}
         at_cut = {k: g for k, g in zip(crossed, found[len(params) :], strict=True) if g is not None}
-        whole = None if cut is None else at_cut if isinstance(args[cut], dict) else at_cut.get(ALONE)
+        whole = None if cut is None else at_cut.get(ALONE) if isinstance(args[cut], Tensor) else at_cut
         return Grads(named.typed(given, params_found), buffers, cut=whole)
 
     return tree.detach(out), pull
 
 
 def by_name(value: Any) -> Tensors:
-    """Return the tensors that cross a cut by name; one that crosses alone has the name `ALONE`."""
+    """Return the tensors of a value by name: the keys and places that lead there, or `ALONE` for a single tensor."""
     if isinstance(value, Tensor):
         return {ALONE: value}
-    if isinstance(value, dict) and all(isinstance(a, Tensor) for a in value.values()):
-        return value
-    raise CutError(
-        f"a {type(value).__name__} cannot cross the cut; let the unit below it return a tensor, or a dict of tensors"
-    )
+    nested = enumerate(value) if isinstance(value, tree.NESTED) else ()
+    items: Any = value.items() if isinstance(value, dict) else nested
+    return {f"{key}.{rest}" if rest else key: a for key, item in items for rest, a in by_name(item).items()}
+
+
+def crossing(value: Any) -> Tensors:
+    """Return the tensors that cross a cut by name; refuse what cannot cross."""
+    if not isinstance(value, Tensor) and not (isinstance(value, dict) and by_name(value).keys() == value.keys()):
+        raise CutError(
+            f"a {type(value).__name__} cannot cross the cut; let the unit below it return a tensor, or a dict of "
+            "tensors"
+        )
+    if any(a.is_complex() for a in by_name(value).values()):
+        raise CutError("a complex tensor cannot cross the cut; cut elsewhere, or let torch.view_as_real cross")
+    return by_name(value)
 
 
 def _differentiable(value: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
@@ -34,7 +35,7 @@ class Traits(NamedTuple):
 
     draws: bool = False  # it draws random numbers
     drops: bool = False  # it leaves out so much that a model can only go as the change since it came down
-    whole: bool = False  # it encodes all tensors of a model as one row, not each by itself; so only a change
+    as_one_row: bool = False  # it encodes all tensors of a model together, not each by itself; so only a change
     matrices: bool = False  # it encodes the matrices of models, which neither samples are nor a model as one row
     noisy: bool = False  # it adds noise, which error feedback would take back
 
@@ -59,16 +60,16 @@ class Codec(Protocol):
 def codec(cls: C, /) -> C: ...
 @overload
 def codec(
-    *, draws: bool = False, drops: bool = False, whole: bool = False, matrices: bool = False, noisy: bool = False
+    *, draws: bool = False, drops: bool = False, as_one_row: bool = False, matrices: bool = False, noisy: bool = False
 ) -> Callable[[C], C]: ...
-def codec(cls: Any = None, /, *, drops: bool = False, whole: bool = False, **more: bool) -> Any:
+def codec(cls: Any = None, /, *, drops: bool = False, as_one_row: bool = False, **more: bool) -> Any:
     """Make a class a codec, and say what is true of it; see `Traits`.
 
     It may declare `check(code, shape, dtype)`, which raises a WireError if no tensor is encoded so. Structure, types
     and shapes of the code are right then; its numbers are anything. What passes must decode without an error, and to
     finite numbers if those of the code are finite.
     """
-    traits = Traits(drops=drops or whole, whole=whole, **more)
+    traits = Traits(drops=drops or as_one_row, as_one_row=as_one_row, **more)
 
     def mark(cls: Any) -> Any:
         if "traits" not in vars(cls):  # those of a class that it derives from are not its own
@@ -100,6 +101,12 @@ def check_code(codec: Codec, code: Code, shape: tuple[int, ...], dtype: torch.dt
     codec.check(code, shape, dtype)  # type: ignore[attr-defined]  # the decorator supplies it
 
 
+def as_it_is(self: object, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Decode a code that is the tensor itself: the `decode` of codecs without another."""
+    tensor: Tensor = code
+    return tensor
+
+
 @codec()
 @dataclass(frozen=True)
 class Nothing:
@@ -108,9 +115,7 @@ class Nothing:
     def encode(self, a: Tensor, key: Tensor) -> Code:
         return a
 
-    def decode(self, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = code
-        return tensor
+    decode = as_it_is
 
 
 NOTHING: Codec = Nothing()
@@ -136,9 +141,10 @@ class WithRest(NamedTuple):
 class Coder:
     """Applies a codec to the values of a kind.
 
-    Values of samples cross as they are encoded. A model goes up as the change since it came down, and comes down as a
-    whole, so that a codec that drops most of a tensor encodes only what goes up. Of a model only the parameters are
-    encoded, and of any value only the floating-point tensors. All functions are pure.
+    Values of samples cross as they are encoded. A model goes up as the change since it came down, and comes down
+    whole: encoded, unless the codec drops most of a tensor, or error feedback shall make up for what is lost, which it
+    cannot on the way down. Of a model only the parameters are encoded, and of any value only the floating-point
+    tensors. All functions are pure.
     """
 
     kind: Kind
@@ -164,7 +170,7 @@ class Coder:
 
     def encodes_down(self) -> bool:
         """Whether what goes down is encoded."""
-        return self.by_sample or not self.traits.drops
+        return not self.only_changes
 
     def encode(self, value: Tree, *key: Tensor) -> Tree:
         """Encode a value as a whole."""
@@ -175,11 +181,14 @@ class Coder:
         return self._encoded(value, _changed(value, base), key)
 
     def encode_with_rest(self, value: Tree, base: Tree, rest: Tree, *key: Tensor) -> WithRest:
-        """Encode the change and the rest of the last time; return what is lost as the new rest."""
-        wanted = tree.map(torch.add, _changed(value, base), rest)
+        """Encode the change and the rest of the last time; return what is lost as the new rest.
+
+        The rest of a layer that the client does not hold now stays as it is.
+        """
+        wanted = _added(_changed(value, base), rest)
         coded = self._encoded(value, wanted, key)
-        got = self._decoded(_trained(coded), wanted)
-        return WithRest(coded, tree.map(torch.sub, wanted, got))
+        lost = tree.map(torch.sub, wanted, self._decoded(_trained(coded), wanted))
+        return WithRest(coded, {**rest, **lost} if isinstance(rest, dict) else lost)
 
     def no_rest(self, value: Tree) -> Tree:
         """Return the rest before the first time."""
@@ -196,8 +205,11 @@ class Coder:
         return _with(value, tree.map(_moved, change, base))
 
     def check(self, value: Tree) -> None:
-        """Raise a WireError if this coder encodes no value so."""
-        for code, like in _all_coded(value):
+        """Raise a WireError if this coder encodes no value so; a model whose changes alone are encoded may be whole."""
+        found = _all_coded(value)
+        if (found or not self.only_changes) and self._leaves_out(value):
+            raise WireError(f"what came as {self.kind.name} is not all encoded by {self.codec}")
+        for code, like in found:
             known = isinstance(like, Tensor) and like.dtype in FLOATS and like.dim() < MOST_AXES
             if not known or like.shape[:1] != (0,) or 0 in like.shape[1:]:
                 raise WireError(f"what came as {self.kind.name} says of no tensor what type and shape it has")
@@ -210,9 +222,16 @@ class Coder:
                 raise WireError(f"what came as {self.kind.name} is not encoded by {self.codec}")
             check_code(self.codec, code, rows, like.dtype)
 
+    def _leaves_out(self, value: Tree) -> bool:
+        """Return whether a tensor is as it was that should be encoded."""
+        trained = _trained(value)
+        if self.skipped and isinstance(trained, dict):
+            trained = {name: a for name, a in trained.items() if name not in self.skipped}
+        return any(map(_is_encoded, tree.tensors(tree.replace(Coded, lambda _: None, trained))))
+
     def size(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Return the bytes that a tensor of this shape and type takes as it crosses."""
-        return tree.num_bytes(code_of(self.codec, self._rows(shape), dtype))
+        return tree.num_bytes(code_of(self.codec, self._rows(shape), dtype)) if prod(shape) else 0
 
     def _rows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape with a row for each sample, and two or more axes."""
@@ -249,8 +268,8 @@ class Coder:
 
     def _is_vector(self, trained: Tree) -> bool:
         """Whether these tensors are encoded as one."""
-        whole = self.traits.whole and not self.by_sample and not isinstance(trained, Tensor)
-        return whole and any(map(_is_encoded, tree.tensors(trained)))
+        one_row = self.traits.as_one_row and not self.by_sample and not isinstance(trained, Tensor)
+        return one_row and any(map(_is_encoded, tree.tensors(trained)))
 
 
 def _trained(value: Tree) -> Tree:
@@ -265,6 +284,13 @@ def _with(value: Tree, trained: Tree) -> Tree:
 
 def _changed(value: Tree, base: Tree) -> Tree:
     return tree.map(lambda a, b: a - b if a.is_floating_point() else a, _trained(value), _trained(base))
+
+
+def _added(change: Tree, rest: Tree) -> Tree:
+    """Add the rest to the change, of a dict by name: a cut that moves changes which layers are there."""
+    if not isinstance(change, dict):
+        return tree.map(torch.add, change, rest)
+    return {name: tree.map(torch.add, a, rest[name]) if name in rest else a for name, a in change.items()}
 
 
 def _moved(change: Tensor, base: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from cutlayer.core.checks import reason
 from cutlayer.core.codec import CODED, NOTHING, OF_SAMPLES, PROBE, Codec, Coder, code_of, traits_of
 from cutlayer.core.kinds import AUXILIARY, Kind
-from cutlayer.errors import ConfigError, UsageError
+from cutlayer.errors import ConfigError, UnknownNameError, UsageError
 
+MORE = (7, *PROBE[1:])  # more samples: a codec may happen to fit so few
 NOT_CODED = {  # by the name of a kind: why it has no codec
     "labels": "any change of a label is another class",
     "scalars": "they are a few numbers for each batch",
@@ -34,9 +36,10 @@ class ErrorFeedback:
 def coder(name: str, made: Codec | ErrorFeedback) -> Coder | None:
     """Return the coder of the kind of this name; None if its values cross as they are."""
     kinds: Mapping[str, Kind] = {kind.name: kind for kind in CODED}
+    if name in NOT_CODED:
+        raise ConfigError(f"{name} cannot be encoded: {NOT_CODED[name]}; kinds that can: {', '.join(kinds)}")
     if name not in kinds:
-        why = f": {NOT_CODED[name]}" if name in NOT_CODED else ""
-        raise ConfigError(f"{name} cannot be encoded{why}; kinds that can: {', '.join(kinds)}")
+        raise UnknownNameError("kind", name, kinds)
     kind = kinds[name]
     inner, feedback = (made.codec, True) if isinstance(made, ErrorFeedback) else (made, False)
     if feedback and kind in OF_SAMPLES:
@@ -63,16 +66,15 @@ def coder(name: str, made: Codec | ErrorFeedback) -> Coder | None:
 @lru_cache(256)
 def check_codec(codec: Codec) -> None:
     """Try a codec on tensors without content, and refuse one that does not keep to the protocol."""
-    rows = PROBE[0]
-    for dtype in (torch.float32, torch.float64):
+    for shape, dtype in product((PROBE, MORE), (torch.float32, torch.float64)):
         try:
-            code = code_of(codec, PROBE, dtype)
-            if not _is_code(code, rows):
+            code = code_of(codec, shape, dtype)
+            if not _is_code(code, shape[0]):
                 raise ConfigError(
-                    f"{codec}: encode must return a tensor or a dict of tensors, with a row for each of {rows} samples "
-                    f"(or one for all), but it returns {_told(code)}"
+                    f"{codec}: encode must return a tensor or a dict of tensors, with a row for each of {shape[0]} "
+                    f"samples (or one for all), but it returns {_told(code)}"
                 )
-            got = codec.decode(code, PROBE, dtype)
+            got = codec.decode(code, shape, dtype)
         except UsageError:
             raise
         except Exception as error:  # it may be anybody's code
@@ -80,8 +82,8 @@ def check_codec(codec: Codec) -> None:
                 f"{codec} fails on a tensor without content, from which sizes are predicted: {type(error).__name__}: "
                 f"{reason(error)}"
             ) from error
-        if not isinstance(got, Tensor) or got.shape != PROBE or got.dtype != dtype:
-            wanted = torch.empty(PROBE, dtype=dtype, device="meta")
+        if not isinstance(got, Tensor) or got.shape != shape or got.dtype != dtype:
+            wanted = torch.empty(shape, dtype=dtype, device="meta")
             raise ConfigError(f"{codec}: decode must return {_told(wanted)}, but it returns {_told(got)}")
 
 

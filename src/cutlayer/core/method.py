@@ -41,6 +41,8 @@ class Needs:
     largest_batch: int | None = None  # of any client in any round; the run's by default
     busiest: "Method | None" = None  # the same method, but it chooses so that clients do all that they may do
     moves_cut: bool = False  # the layers that a client holds may change from round to round
+    draws_cut: bool = False  # they follow from the key of the round alone
+    lowest_cut: int | None = None  # the fewest units that a client may hold; the model's cut by default
     merges_batches: bool = False  # so each tensor that crosses a cut must have a row for each sample
     full_precision: bool = False  # it compares passes whose small differences bfloat16 may round away
 
@@ -113,6 +115,12 @@ def needs_of(method: Method) -> Needs:
     needs: Needs = method.needs  # type: ignore[attr-defined]  # the decorator supplies it
     check_type(f"{name}.needs", needs, Needs, "such as Needs(fewest_clients=2)")
     return needs
+
+
+def shallowest(method: Method) -> Any:
+    """Return the model at the lowest cut that the method may take."""
+    lowest = needs_of(method).lowest_cut
+    return method.model if lowest is None else method.model.at(lowest)
 
 
 def metrics_of(method: Method, state: State) -> dict[str, Any]:

@@ -151,8 +151,8 @@ class Clients:
                 lengths = {j: walk.length(j, done[j]) for j in active}
                 for meter in world.meters:
                     meter.stepped(lengths)
-                step_keys = {j: keys.fold(world.key, "step", number, j) for j in active}
-                x, y = self.load(walk, {j: done[j] for j in active}, step_keys)
+                step_keys = {j: keys.of_step(world.key, number, j) for j in active}
+                x, y = self.load(walk, {j: done[j] for j in active}, number, step_keys)
                 step = Step(
                     everyone=self,
                     active=self.only(active),
@@ -183,9 +183,11 @@ class Clients:
         longest = max((-(-total[j] // epoch[j]) for j in self.ids if epoch[j]), default=0)
         return [{j: min(epoch[j], max(0, total[j] - e * epoch[j])) for j in self.ids} for e in range(longest)]
 
-    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        """Load the inputs and labels of each client's own step of this number; mark labels if they may go up."""
-        x, y = self._world.transport.load(walk, steps, step_keys)
+    def load(
+        self, walk: Walk, steps: Mapping[int, int], number: int, step_keys: Mapping[int, int]
+    ) -> tuple[PerClient, PerClient]:
+        """Load each client's own mini-batch in step `number` of the round; mark labels if they may go up."""
+        x, y = self._world.transport.load(walk, steps, number, step_keys)
         return _marked(x, raw="x"), _marked(y, gives=self._world.program.labels, raw="y")
 
     def own_seeds(self, number: int) -> PerClient[Tensor]:

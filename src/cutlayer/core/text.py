@@ -9,6 +9,12 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
 
 
+def short(number: float) -> str:
+    """Return a number with few digits if they give it again, or else with all."""
+    text = f"{number:g}"
+    return text if float(text) == number else repr(float(number))
+
+
 def human_bytes(count: float) -> str:
     """1.5 KiB, 12.0 MiB, ..."""
     for unit in ("B", "KiB", "MiB"):

@@ -25,8 +25,10 @@ class Transport(Computes, Protocol):
     def alive(self, ids: Ids) -> Ids:
         """Return the clients that are still connected."""
 
-    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        """Load the inputs and labels of each client's own step of this number, at the client."""
+    def load(
+        self, walk: Walk, steps: Mapping[int, int], number: int, step_keys: Mapping[int, int]
+    ) -> tuple[PerClient, PerClient]:
+        """Load the inputs and labels of each client's own step, at the client, in step `number` of the round."""
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
         """Return, for this step of the round, a seed that only the client knows."""

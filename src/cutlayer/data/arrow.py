@@ -94,7 +94,9 @@ def _array(path: Path, name: str, column: Any) -> NDArray[Any]:
         column = column.flatten()
     if column.null_count or not _is_number(arrow, column.type):
         what = "gaps in its lists" if column.null_count else f"the type {column.type}"
-        raise DataError(f"{path}: the column {name!r} has {what}; give numbers, or name the others in features")
+        raise DataError(
+            f"{path}: the column {name!r} has {what}; give numbers, or list the numeric columns in features = [...]"
+        )
     return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
 
 

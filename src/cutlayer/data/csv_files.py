@@ -15,13 +15,15 @@ from cutlayer.data.files import read_bytes, reading
 from cutlayer.data.sample import Sample
 from cutlayer.errors import DataError
 
+NAMED = {",": "commas", "\t": "tabs", ";": "';'", "|": "'|'"}  # what may stand between the cells of a line
+
 
 def read_csv(path: Path, sample: Sample | None, columns: Columns) -> Stored:
     """Return the features as floats, and the labels: integers if the run has classes or all are whole."""
     numbers, labels, groups = array("d"), list[str](), list[str]()
-    with reading(path, UnicodeDecodeError, csv.Error):
-        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
-        lines = csv.reader(text, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    text = io.StringIO(_text(path), newline="")
+    with reading(path, csv.Error):
+        lines = csv.reader(text, delimiter=_delimiter(path))
         header = _header(path, next(lines, []))
         roles = roles_of(path, header, columns)
         inputs, at = [header.index(name) for name in roles.features], header.index(roles.target)
@@ -38,15 +40,31 @@ def read_csv(path: Path, sample: Sample | None, columns: Columns) -> Stored:
     return Stored(torch.from_numpy(x), y, tuple(groups) if roles.group is not None else None)
 
 
+def _text(path: Path) -> str:
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} is not in UTF-8: see line {line}; save it as UTF-8") from error
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
 def _header(path: Path, cells: Sequence[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     if not names:
         raise DataError(f"{path} is empty; name the columns in its first line, and give a sample a line")
     if len(names) == 1:
-        between = "tabs" if path.suffix.lower() == ".tsv" else "commas"
-        raise DataError(f"{path} has one column; give at least a feature and the label, with {between} between")
+        between, other = NAMED[_delimiter(path)], next((mark for mark in NAMED if mark in names[0]), None)
+        seems = "" if other is None else f"; it seems to be separated by {NAMED[other]}"
+        raise DataError(f"{path} has one column{seems}; give at least a feature and the label, with {between} between")
     if all(_number(name) is not None for name in names):
-        raise DataError(f"{path} begins with numbers; name the columns in the first line")
+        raise DataError(
+            f"{path}: the first line seems to hold data, not names; put a line with the names of the columns above it"
+        )
     return names
 
 
@@ -63,7 +81,10 @@ def _numbers(where: str, cells: list[str], header: list[str], inputs: list[int])
         return [float(cells[k]) for k in inputs]
     except ValueError:
         k = next(k for k in inputs if _number(cells[k]) is None)
-    raise DataError(f"{where} has {cells[k]!r} in the column {header[k]!r}; give a number, or name other features")
+    raise DataError(
+        f"{where} has {cells[k]!r} in the column {header[k]!r}; give each category a number, or list the numeric "
+        "columns in features = [...]"
+    )
 
 
 def _label(where: str, label: str, sample: Sample | None, columns: Columns) -> str:

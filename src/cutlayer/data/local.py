@@ -25,7 +25,7 @@ from cutlayer.errors import DataError
 PAIRS = (("x", "y"), ("images", "labels"), ("data", "targets"))  # inputs and targets; the first that is present
 EXPECTED = (
     "an .npz, .npy, .safetensors, .csv, .tsv or .parquet file, a folder with one of them, one that datasets saved, or "
-    "one with a folder of pictures a class"
+    "a folder with one sub-folder of images for each class"
 )
 # zipfile raises a RuntimeError if it cannot decompress, and so does torch.
 UNREADABLE = (OSError, RuntimeError, zipfile.BadZipFile, SafetensorError)
@@ -49,6 +49,16 @@ def stored(path: Path, sample: Sample | None = None, columns: Columns = Columns(
         return place, _reader(place)(place, sample, columns)
     except UNREADABLE as error:
         raise bad_file(place, reason(error)) from error
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a file or folder that cannot be read, whichever of its columns a run uses."""
+    try:
+        stored(path)
+    except DataError as error:
+        if error.__cause__ is not None:
+            raise
+        _found(path)  # raises an error if that was it; all others depend on the run
 
 
 def as_arrays(place: Path, held: Stored, columns: Columns, sample: Sample | None = None) -> Arrays:

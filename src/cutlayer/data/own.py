@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 import torch
 from torch import Tensor
 
+from cutlayer import registry
 from cutlayer.core.checks import check, check_choice, is_number
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays, Inputs, split_off
@@ -66,6 +67,7 @@ def load(name: str, root: Path | None = None, **options: Any) -> Dataset:
         raise ConfigError(f"the data set {name!r} takes no options; leave out {', '.join(options)}")
     if name in DATA or not (options or is_path(name)):
         return sources.load(name, root)
+    registry.check_options(f"the data {name!r}", registry.options_of(OwnData, ("path",)), options)
     return read(OwnData(path=name, **options), root)
 
 

@@ -111,12 +111,16 @@ def rule(setting: EngineSetting) -> tuple[str, str]:
     with FlopCounterMode(display=False) as counter:
         setting.split.predict(Model.joined(*setting.split.initial()), setting.like.x)
     work = setting.batch * (counter.get_total_flops() / len(setting.like))
-    found = f"a client's batch takes {work / 1e6:.1f} MFLOP forwards"
+    found = f"the forward pass of a client's batch takes {_mflop(work)}"
     if work > MOST_STACKED:
-        return "loop", f"{found}, more than the {MOST_STACKED / 1e6:.0f} up to which stacking clients pays"
+        return "loop", f"{found}, and stacking clients pays off only up to {_mflop(MOST_STACKED)}"
     if why_not := unstackable(setting):
         return "loop", why_not
-    return "vmap", f"{found}, and stacking clients pays up to {MOST_STACKED / 1e6:.0f}"
+    return "vmap", f"{found}, and stacking clients pays off up to {_mflop(MOST_STACKED)}"
+
+
+def _mflop(work: float) -> str:
+    return f"{work / 1e6:,.0f} MFLOP" if work >= 1e7 else f"{work / 1e6:.2g} MFLOP"
 
 
 def unstackable(setting: EngineSetting) -> str | None:

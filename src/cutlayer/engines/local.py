@@ -36,7 +36,9 @@ class Local:
     def alive(self, ids: Ids) -> Ids:
         return ids
 
-    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
+    def load(
+        self, walk: Walk, steps: Mapping[int, int], number: int, step_keys: Mapping[int, int]
+    ) -> tuple[PerClient, PerClient]:
         rows = {j: walk.samples(j, step) for j, step in steps.items()}
         if self.index is not None:
             rows = {j: self.index[j][places] for j, places in rows.items()}

@@ -96,6 +96,7 @@ class Hasfl:
             largest_batch=max(self.policy.largest_batch, PROBE_BATCH if self.policy.estimates else 1),
             busiest=self.busiest,
             moves_cut=self.policy.cuts in ("planned", "random", "resources"),
+            lowest_cut=self.policy.lowest_cut,
         )
 
     def start(self, server: Server, fed: Fed) -> HasflState:

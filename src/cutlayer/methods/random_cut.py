@@ -56,7 +56,8 @@ class RandomCut:
     @property
     def needs(self) -> Needs:
         several = len(self.methods) > 1
-        return Needs(fewest_clients=1 + several, moves_cut=several)  # moved layers would reveal a single client's
+        # Moved layers would reveal a single client's.
+        return Needs(fewest_clients=1 + several, moves_cut=several, draws_cut=several)
 
     def start(self, server: Server, fed: Fed) -> RandomCutState:
         state: State = self.methods[0].start(server, fed)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cutlayer import registry
 from cutlayer.errors import ConfigError
+from cutlayer.split.losses import cross_entropy, next_token
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,7 +45,8 @@ def _fitting(out: Tensor, y: Tensor) -> Tensor:
 
 
 LOSSES: registry.Table[Loss] = registry.table(
-    "LOSSES", {"cross_entropy": F.cross_entropy, "mse": mse, "mae": mae, "huber": huber, "bce": bce}
+    "LOSSES",
+    {"cross_entropy": cross_entropy, "next_token": next_token, "mse": mse, "mae": mae, "huber": huber, "bce": bce},
 )
 
 

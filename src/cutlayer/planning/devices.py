@@ -193,7 +193,7 @@ KAPPA = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """Devices that were measured: a CSV or JSON file, in the order of the clients."""
+    """Devices that were measured: a CSV or JSON file in the order of the clients, or `sample`, 20 that come along."""
 
     path: str  # relative to the working directory; or "sample", the list that comes with cutlayer
     kappa: float | None = None  # how many times as fast as the average client the server is; 100 by default

@@ -131,6 +131,13 @@ class Policy:
         return {"random": self.random_batch[1], "fixed": 1}.get(self.batches, MOST_SAMPLES)
 
     @property
+    def lowest_cut(self) -> int | None:
+        """The fewest units at any client in any round; None if it is the run's cut."""
+        if isinstance(self.cuts, tuple):
+            return min(self.cuts)
+        return None if self.cuts == "fixed" else 1
+
+    @property
     def num_clients(self) -> int | None:
         """The length of the lists of batches and cuts; None if there is no list."""
         lists = [len(rule) for rule in (self.batches, self.cuts) if isinstance(rule, tuple)]

@@ -58,6 +58,16 @@ def _lasting(trials: Sequence[Trial]) -> Sequence[Trial]:
     return [t for t in trials if not t.lost] or trials
 
 
+def longest_rounds(groups: Sequence[Group]) -> float:
+    """Return how many times as many samples a run has processed as another of the same seed in as many rounds."""
+    trials = _lasting([t for group in groups for t in group.trials])
+    common = min(len(t.history) for t in trials)
+    found: dict[int, list[int]] = {}
+    for trial in trials:
+        found.setdefault(trial.run.seed, []).append(trial.samples[common])
+    return max(max(samples) / max(1, min(samples)) for samples in found.values())
+
+
 def _by_rounds(trials: Sequence[Trial]) -> dict[Path, frozenset[int]]:
     """Return the rounds in which all were evaluated.
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from cutlayer import recipes
@@ -11,10 +12,10 @@ from cutlayer.errors import ConfigError, CutlayerError
 from cutlayer.recipes.recipe import Axis, Published, Race, Recipe, Statement
 from cutlayer.recipes.scale import unscaled
 from cutlayer.results import measures
-from cutlayer.results.ground import Ground, common_ground
+from cutlayer.results.ground import Ground, common_ground, longest_rounds
 from cutlayer.results.measures import ACCURACY, Measure
 from cutlayer.results.paired import Difference, above
-from cutlayer.results.surroundings import warnings
+from cutlayer.results.surroundings import numbers_of_rounds, warnings
 from cutlayer.results.trials import Group, Reach, Span, Spread, Trial, crossed, find, grouped, load
 from cutlayer.runs import config
 from cutlayer.runs.config import Run
@@ -29,6 +30,9 @@ CONVERGED = (
     f"converged: the first evaluation after which {PATIENCE} more raise the best accuracy by less than "
     f"{100 * LEAST_GAIN:g} points in all"
 )
+# How many times the samples of one run's rounds another's may have:
+TOLD = 1.05  # without a warning
+LONGER = 1.25  # in a comparison by rounds
 DIRECTIONS = ("up", "down", "inter_server")
 # Settings that may differ from the recipe's without making it another experiment.
 INCIDENTAL = (
@@ -87,6 +91,7 @@ class Panel:
     rule: str  # where the target comes from
     recipe: Recipe  # without runs if none is known by the panel's name
     race: Race
+    lengths: tuple[str, ...] = ()  # warnings about rounds of different lengths
 
     @property
     def measure(self) -> Measure:
@@ -95,7 +100,7 @@ class Panel:
 
     @property
     def axis(self) -> Axis:
-        """What learning curves are drawn against."""
+        """What runs are compared by, and learning curves drawn against."""
         return self.recipe.axis
 
     @property
@@ -122,10 +127,11 @@ class Panel:
     def speed_up(self, group: Group) -> Factor | None:
         """Return how many times fewer rounds, or samples, it needs than its reference.
 
-        None if a seed fails, if there is nothing in common, or if the evaluations are too coarse to tell.
+        None if a seed fails, if there is nothing in common, if the evaluations are too coarse to tell, or if runs race
+        for time.
         """
         reference = self.reference_of(group)
-        if reference is None or not self.ground.firm:
+        if reference is None or not self.ground.firm or self.race != "rounds":
             return None
         ours, theirs = self._cost(group), self._cost(reference)
         if ours is None or theirs is None:
@@ -234,7 +240,8 @@ class Panel:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What makes the comparison less than fair."""
-        return tuple(warnings(self.whole))
+        counts = numbers_of_rounds(self.whole) if self.race == self.axis == "rounds" else ()
+        return (*warnings(self.whole), *self.lengths, *counts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the panel for JSON: plain numbers, accuracies as shares of 1."""
@@ -242,6 +249,7 @@ class Panel:
             "panel": self.name,
             "metric": self.measure.name,
             "goal": self.measure.goal,
+            "axis": self.axis,
             "target": self.target,
             "target_rule": self.rule,
             "reference": self.reference.label,
@@ -258,7 +266,7 @@ class Panel:
     def row(self, group: Group) -> dict[str, Any]:
         """Return a group for JSON."""
         reach, published, factor = self.reach(group), self.published(group), self.times_reference(group)
-        speed_up, difference = self.speed_up(group), self.difference(group)
+        speed_up, difference, samples = self.speed_up(group), self.difference(group), group.samples_to(self.target)
         return {
             "panel": self.name,
             "label": group.label,
@@ -268,6 +276,8 @@ class Panel:
             "seeds": [t.run.seed for t in group.trials],
             "folders": [str(t.path) for t in group.trials],
             "rounds": list(group.rounds),
+            "trained_rounds": [len(t.history) for t in group.trials],
+            "compared_rounds": [list(t.evaluations) for t in group.trials],
             "samples": group.samples,
             f"best_{self.measure.name}": _spread(group.best),
             f"final_{self.measure.name}": _spread(group.final),
@@ -278,6 +288,7 @@ class Panel:
                 "reached": reach.reached,
                 "seeds": reach.seeds,
             },
+            "samples_to_target": None if samples is None else {"mean": samples.high, "earliest": samples.low},
             "simulated_seconds": group.simulated,
             "simulated_seconds_to_target": reach.time,
             "speed_up": None if speed_up is None else speed_up.value,
@@ -313,15 +324,18 @@ class Panel:
     def _values(self, trial: Trial) -> dict[str, Any]:
         arrival = trial.arrival(trial.rounds_to(self.target))
         return {
-            "rounds": len(trial.history),
-            "samples": trial.history[-1]["samples"],
+            "rounds": trial.rounds,
+            "trained_rounds": len(trial.history),
+            "evaluations": len(trial.evaluations),
+            "samples": trial.end["samples"],
             f"best_{self.measure.name}": trial.best,
             f"final_{self.measure.name}": trial.final,
             "rounds_to_target": None if arrival is None else arrival.round,
             "earliest_round": None if arrival is None else arrival.earliest,
+            "samples_to_target": None if arrival is None else trial.samples[arrival.round],
             "simulated_seconds_to_target": None if arrival is None else trial.clock.get(arrival.round),
-            "bytes_up": crossed(trial.history[-1], "up"),
-            "bytes_down": crossed(trial.history[-1], "down"),
+            "bytes_up": crossed(trial.end, "up"),
+            "bytes_down": crossed(trial.end, "down"),
             "stopped": trial.stopped,
             "seconds": trial.seconds,
             "folder": str(trial.path),
@@ -409,7 +423,8 @@ def _readable(folders: Iterable[Folder]) -> tuple[list[Trial], list[str]]:
 def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
     found = grouped(trials)
     by_samples = any(group.run.until_samples for group in found)
-    recipe = recipes.of(name) or Recipe(runs=(), axis="samples" if by_samples else "rounds")
+    asked = recipes.of(name) or Recipe(runs=(), axis="samples" if by_samples else "rounds")
+    recipe, lengths = _by_what(asked, found)
     whole = _in_order(found, [run.name for run in recipe.runs])
     measure = found[0].measure
     if target is not None:
@@ -418,7 +433,7 @@ def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
     race = "time" if recipe.race == "converged" and not by_convergence else recipe.race
     ground = common_ground(whole, race, recipe.axis)
     groups = ground.groups
-    reference, about = _reference(groups) if race == "rounds" else (groups[0], groups[0].label)
+    reference, about = _reference(groups) if asked.race == "rounds" else (groups[0], groups[0].label)
     if target is not None:
         goal, rule = target, "as given"
     elif unscaled(name) in recipe.targets and measure == ACCURACY:
@@ -441,7 +456,23 @@ def _panel(name: str, trials: Sequence[Trial], target: float | None) -> Panel:
         rule=rule,
         recipe=recipe,
         race=race,
+        lengths=lengths,
     )
+
+
+def _by_what(recipe: Recipe, groups: Sequence[Group]) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe with a race that is fair if rounds differ in length, and a warning that they do."""
+    longest = longest_rounds(groups)
+    if recipe.race != "rounds" or recipe.axis != "rounds" or longest <= TOLD:
+        return recipe, ()
+    samples = "; ".join(f"{g.label} {g.samples / fmean(g.rounds):,.0f}" for g in groups)
+    told = f"; samples a round: {samples}"
+    if longest <= LONGER:
+        return recipe, (f"rounds differ in length, so a speed-up in rounds is off by as much{told}",)
+    if all(group.simulated is not None for group in groups):
+        by_time = replace(recipe, race="time", axis="time")
+        return by_time, (f"rounds differ in length, so runs are compared by simulated time{told}",)
+    return replace(recipe, axis="samples"), (f"rounds differ in length, so runs are compared by samples{told}",)
 
 
 def _share(measure: Measure, share: float, best: float, about: str) -> tuple[float, str]:

@@ -41,3 +41,11 @@ def warnings(groups: Sequence[Group]) -> Iterator[str]:
         if len(full) > 1:
             told = ", ".join(f"seed {t.run.seed}: {len(t.history)}" for t in group.trials)
             yield f"the seeds of {group.label} have different numbers of rounds: {told}"
+
+
+def numbers_of_rounds(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield how groups differ in their numbers of rounds, but for runs that a rule of their own has ended."""
+    found = {g.label: len(t.history) for g in groups for t in g.trials if not ended_early(t.run, t.history)}
+    if len(set(found.values())) > 1:
+        told = "; ".join(f"{label} {rounds}" for label, rounds in found.items())
+        yield f"the numbers of rounds differ, and only those that all runs have are compared: {told}"

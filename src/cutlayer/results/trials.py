@@ -1,6 +1,6 @@
 """The runs in folders: one trial each, and groups of trials that differ only in their seed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,7 +101,7 @@ class Trial:
     path: Path
     run: Run
     history: list[Record]
-    seconds: float
+    times: Mapping[int, float]  # wall seconds of each round
     surroundings: dict[str, Any] = field(default_factory=dict)  # versions, machine and engine, as far as known
     measure: Measure = ACCURACY  # what it is compared by
     compared: frozenset[int] | None = None  # rounds whose values count in a comparison; all of them by default
@@ -122,6 +122,27 @@ class Trial:
         """The measure by round, where it is compared."""
         return {r: v for r, v in self.measured.items() if self.compared is None or r in self.compared}
 
+    @cached_property
+    def evaluations(self) -> tuple[int, ...]:
+        """The rounds of the evaluations that are compared."""
+        return tuple(sorted(self.evaluated if self.compared is None else self.evaluated & self.compared))
+
+    @cached_property
+    def end(self) -> Record:
+        """The record up to which it is compared: of the last evaluation that all runs have, or of its last round."""
+        last = self.evaluations[-1] if self.compared else self.history[-1]["round"]
+        return next(r for r in self.history if r["round"] == last)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds up to the end of the comparison."""
+        return int(self.end["round"])
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds up to the end of the comparison."""
+        return sum(seconds for number, seconds in self.times.items() if number <= self.rounds)
+
     @property
     def best(self) -> float | None:
         return self.measure.best(self.values.values())
@@ -129,8 +150,7 @@ class Trial:
     @property
     def final(self) -> float | None:
         """The last value that is compared; None if it is not finite."""
-        last = max(self.evaluated if self.compared is None else self.evaluated & self.compared, default=0)
-        return self.measured.get(last)
+        return self.measured.get(max(self.evaluations, default=0))
 
     @cached_property
     def converged(self) -> Converged | None:
@@ -139,7 +159,7 @@ class Trial:
 
     @property
     def stopped(self) -> int:
-        """The number of clients that had to stop, summed over the rounds."""
+        """The number of clients that had to stop, summed over all rounds."""
         return sum(r.get("stopped", 0) for r in self.history)
 
     @property
@@ -178,7 +198,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed. Their costs are those up to the end of the comparison."""
 
     label: str
     trials: tuple[Trial, ...]
@@ -193,7 +213,7 @@ class Group:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        return tuple(len(t.history) for t in self.trials)
+        return tuple(t.rounds for t in self.trials)
 
     @property
     def best(self) -> Spread | None:
@@ -213,13 +233,13 @@ class Group:
 
     @property
     def samples(self) -> float:
-        """Samples that all clients have processed in a whole run."""
-        return fmean(t.history[-1]["samples"] for t in self.trials)
+        """Samples that all clients have processed."""
+        return fmean(t.end["samples"] for t in self.trials)
 
     @property
     def simulated(self) -> float | None:
-        """Simulated seconds of a whole run; None unless every seed has them."""
-        return mean_of_all([max(t.clock.values(), default=None) for t in self.trials])
+        """Simulated seconds; None unless every seed has them."""
+        return mean_of_all([t.clock.get(t.rounds) for t in self.trials])
 
     def reach(self, target: float | None) -> Reach:
         """Return how soon the target is reached."""
@@ -248,12 +268,12 @@ class Group:
             seeds=len(rounds),
             seconds=Span.of([c[a.earliest] for c, a in clocks], [c[a.round] for c, a in clocks]) if timed else None,
             spread=Spread.of(clock[a.round] for clock, a in clocks) if timed else None,
-            at_least=mean_of_all([t.clock[r or max(t.clock)] if t.clock else None for t, r in pairs]),
+            at_least=mean_of_all([t.clock.get(r or t.rounds) for t, r in pairs]),
         )
 
     def bytes(self, direction: str) -> float:
-        """Return the bytes of a whole run in one direction."""
-        return fmean(crossed(t.history[-1], direction) for t in self.trials)
+        """Return the bytes in one direction."""
+        return fmean(crossed(t.end, direction) for t in self.trials)
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:
@@ -292,7 +312,7 @@ def load(folder: Folder) -> Trial:
         path=folder.path,
         run=replace(run, name=recipes.present(run.name)),
         history=history,
-        seconds=sum(line["seconds"] for line in folder.times()),
+        times={line["round"]: line["seconds"] for line in folder.times()},
         surroundings=folder.surroundings(),
     )
 

@@ -39,21 +39,22 @@ from cutlayer.runs.federated import ClientTests
 from cutlayer.runs.metrics import Metric, by_name
 from cutlayer.runs.simulation import Simulation
 from cutlayer.runs.stopping import Limits
-from cutlayer.runs.training import Training
+from cutlayer.runs.training import REMEDIES, Training
 from cutlayer.split import Split
 
 log = logging.getLogger("cutlayer")
+STANDARDISE = "set standardise = true in [data]"
 
 
-def training(run: Run, root: Path | None = None) -> Training:
-    """Return the training of a run in simulation, ready for its first round."""
+def training(run: Run, root: Path | None = None, sets: Dataset | None = None) -> Training:
+    """Return the training of a run in simulation, ready for its first round; `sets` are its data if they are loaded."""
     check_device(run.device)
     if run.sample is not None:
         raise ConfigError(
             "this run has a [sample], so its samples are on devices: use `cutlayer serve`. To simulate it, leave "
             "[sample] out and name its data"
         )
-    sets = dataset(run, root)
+    sets = dataset(run, root) if sets is None else sets
     data, partition, test, validation = deal(run, sets)
     client_tests, placed = None, data.to(run.device)
     if run.hold_out:
@@ -91,6 +92,10 @@ def training(run: Run, root: Path | None = None) -> Training:
         eval_every=run.eval_every,
         per_client=run.per_client,
         limits=Limits.of(run),
+        remedies=(
+            *REMEDIES,
+            *([STANDARDISE] if isinstance(run.data, own.OwnData) and not run.data.standardise else []),
+        ),
         inputs={**_digest_of_data(run, sets), **digests(draws)},
     )
 

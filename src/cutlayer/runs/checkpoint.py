@@ -130,7 +130,7 @@ class Store:
             self._remove_partials()
             write_to_disk(partial, data)
             partial.replace(self.path(round))
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             self._remove_partials()
             earlier = self.rounds()
@@ -203,7 +203,7 @@ def write_to_disk(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until a rename in this folder is on the disk."""
     if not hasattr(os, "O_DIRECTORY"):  # Windows cannot sync a folder
         return

@@ -10,7 +10,7 @@ from cutlayer.core import tree
 from cutlayer.core.batches import Batching
 from cutlayer.core.checks import check_type
 from cutlayer.core.kinds import ACTIVATIONS
-from cutlayer.core.method import Method, needs_of
+from cutlayer.core.method import Method, needs_of, shallowest
 from cutlayer.core.precision import Precision, check_precision, computing
 from cutlayer.core.program import Program
 from cutlayer.core.transport import Augmentation
@@ -19,6 +19,7 @@ from cutlayer.data.augment import Augment
 from cutlayer.errors import ConfigError
 from cutlayer.pieces.losses import LOSSES
 from cutlayer.split import Split
+from cutlayer.split.losses import cross_entropy
 from cutlayer.split.rehearsal import is_cross_entropy
 
 log = logging.getLogger("cutlayer")
@@ -63,8 +64,20 @@ def check_run(plan: RunPlan) -> None:
             "the data have a single class, so there is nothing to tell apart: check the targets, or give num_classes "
             "if other classes are absent"
         )
+    if plan.counts is not None and method.model.loss is cross_entropy and _copies(plan.like):
+        raise ConfigError(
+            "the targets are the tokens of the inputs, so a model would learn to copy them; to predict the next token, "
+            "give loss=cutlayer.losses.next_token, or loss = 'next_token' in a run file"
+        )
     _rehearse(plan, ids)
     _warn(plan)
+
+
+def _copies(data: Arrays) -> bool:
+    """Return whether the targets are tokens of the inputs at the same positions, as those of `transformers.Trainer`."""
+    known = data.y != IGNORED
+    alike = (x for x in tree.tensors(data.x) if x.shape == data.y.shape and x.dtype == data.y.dtype == torch.int64)
+    return data.y.dim() > 1 and bool(known.any()) and any(bool((x == data.y)[known].all()) for x in alike)
 
 
 def able(plan: RunPlan) -> tuple[int, ...]:
@@ -127,8 +140,11 @@ def _rehearse(plan: RunPlan, ids: tuple[int, ...]) -> None:
 
 def _warn(plan: RunPlan) -> None:
     program = Program(plan.method)
-    if plan.method.model.cut == 0 and any(program.gives(fn) == ACTIVATIONS for fn in program.functions.values()):
-        log.warning("cut 0 leaves no layer at the clients: what goes up as activations is their raw input")
+    model = shallowest(plan.method)
+    if model.passes_raw and any(program.gives(fn) == ACTIVATIONS for fn in program.functions.values()):
+        log.warning(
+            "cut %d leaves no weights at the clients: what goes up as activations is their raw input", model.cut
+        )
     if plan.precision == "bf16" and needs_of(plan.method).full_precision:
         log.warning(
             "precision bf16: %s compares passes that differ by little, and bfloat16 may round their differences away; "

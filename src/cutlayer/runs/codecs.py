@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from cutlayer import codecs
 from cutlayer.core.codec import OF_SAMPLES, Coder
 from cutlayer.core.coders import coder
 from cutlayer.core.kinds import Kind
-from cutlayer.errors import ConfigError
+from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.planning.problem import Bits, uncoded
 from cutlayer.planning.profile import Shapes
 from cutlayer.split import Split
@@ -28,8 +27,9 @@ def built(given: Codecs) -> dict[str, Coder]:
 def _coder(name: str, given: Any) -> Coder | None:
     try:
         return coder(name, codecs.build(given))
-    except ConfigError as error:
-        raise ConfigError(f"codecs.{name}: {error}") from None
+    except (ConfigError, UnknownNameError) as error:
+        error.args = (f"codecs.{name}: {error}",)
+        raise
 
 
 def bits(given: Codecs, name: str) -> Bits:
@@ -39,7 +39,7 @@ def bits(given: Codecs, name: str) -> Bits:
         return uncoded
 
     def coded(shapes: Shapes) -> float:
-        return 8.0 * sum(own.size((1, *shape), torch.float32) for shape in shapes if prod(shape))
+        return 8.0 * sum(own.size((1, *shape), torch.float32) for shape in shapes)
 
     return coded
 

@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
@@ -177,6 +177,15 @@ NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 REPEAT = "repeat it with that program: `cutlayer.train(..., out=..., resume=True)` goes on with it"
 
+WORDS = {  # for the types in the messages of msgspec
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "left out",
+}
 WARMUP = inspect.Parameter("warmup", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int)
 
 
@@ -203,7 +212,7 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
     values: dict[str, Any] = {}
     for key, value in changes.items():
         if key not in known:
-            raise UnknownNameError("key", key, known, where)
+            _refuse_key(run, key, value, known, where)
         if key == "data":
             values[key] = _data(run.data, value, where)
         elif key in TABLES:
@@ -222,6 +231,26 @@ def changed(run: Run, changes: Mapping[str, Any], where: str) -> Run:
     if values.get("weights") is not None and not (isinstance(table, Mapping) and "init" in table):
         values["model"] = _without_init(values.get("model", run.model))  # a file of weights replaces it
     return _made(where, dataclasses.replace, run, **values)  # type: ignore[no-any-return]
+
+
+def _refuse_key(run: Run, key: str, value: Any, known: registry.Parameters, where: str) -> NoReturn:
+    """Refuse an unknown key; if it is an option of a table, say how to write it."""
+    for table, kind in (SETTINGS | {"data": OwnData}).items():
+        if key in registry.options_of(kind):
+            _refuse_option(key, table, ({"path": "mine.csv"} if table == "data" else {}) | {key: value}, where)
+    for table, (_, entries) in TABLES.items():
+        own = getattr(run, table)
+        names = [*([own.name] if own is not None and own.name in entries else []), *entries]
+        name = next((name for name in names if key in registry.options_of(entries[name], GIVEN)), None)
+        if name is not None:
+            _refuse_option(key, table, {"name": name, key: value}, where)
+    raise UnknownNameError("key", key, known, where)
+
+
+def _refuse_option(key: str, table: str, written: Mapping[str, Any], where: str) -> NoReturn:
+    raise ConfigError(
+        f"unknown key {key!r} in {where}; {key} is an option of the {table}: {table} = {literal(written)}"
+    )
 
 
 def recorded(changes: Mapping[str, Any], where: str) -> Run:
@@ -338,8 +367,16 @@ def _typed(key: str, value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        reason = str(error).replace("`", "")
-        raise ConfigError(f"{key} = {literal(value)} in {where} does not fit: {reason}") from None
+        raise ConfigError(f"{key} = {literal(value)} in {where} does not fit: {_wanted(key, str(error))}") from None
+
+
+def _wanted(key: str, reason: str) -> str:
+    """Say what a value must be, from what msgspec says of it."""
+    told = re.fullmatch(r"Expected `([^`]*)`, got `[^`]*`(?: - at `\$(.*)`)?", reason)
+    if told is None or not WORDS.keys() >= set(told[1].split(" | ")):
+        return reason.replace("`", "")
+    kinds = [WORDS[kind] for kind in told[1].split(" | ") if kind != "null"]  # one that is left out is no mistake
+    return f"{key}{told[2] or ''} must be {' or '.join(kinds)}"
 
 
 def _schedule(value: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -353,8 +390,9 @@ def _made(where: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any
     """Return fn(...), with `where` in front of its error messages."""
     try:
         return fn(*args, **options)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    except (ConfigError, UnknownNameError) as error:
+        error.args = (f"{where}: {error}",)
+        raise
 
 
 def as_dict(run: Run) -> dict[str, Any]:
@@ -389,7 +427,7 @@ def dumps(run: Run) -> str:
     tables = {k: v for k, v in plain.items() if isinstance(v, dict)}
     lines = [f"{k} = {literal(v)}" for k, v in plain.items() if k not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {literal(v)}" for k, v in table.items())]
+        lines += ["", f"[{name}]", *(f"{_key(k)} = {literal(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -1,21 +1,24 @@
 """Python objects as the tables of a run: what `cutlayer.train` writes to config.toml, and digests of the rest.
 
 Methods and optimisers that cutlayer's own functions made have the names and options of a run file. Everything else has
-the name of its class or function and those of its settings that are plain values. Digests tell whether data, partition
-and initial weights are the same.
+the name of its class or function and its settings. Digests tell whether data, partition, model and initial weights are
+the same. All of it is the same in another process that makes the same objects.
 """
 
+import functools
 import hashlib
 import inspect
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from cutlayer.core import tree
 from cutlayer.core.method import OPTIMISERS, Method
@@ -30,10 +33,15 @@ from cutlayer.optim.schedules import SCHEDULES, Schedule, constant, warmup
 from cutlayer.pieces.factory import call_of
 from cutlayer.pieces.sampler import SAMPLERS, Sampler, digests
 from cutlayer.runs.config import GIVEN, Choice, Run
-from cutlayer.runs.metrics import by_name
+from cutlayer.runs.metrics import Accumulating, Metric, by_name
 from cutlayer.split import Split
 
 PLAIN = (bool, int, float, str)
+NAMED_ONLY = (type, ModuleType, logging.Logger, Split)  # what they hold is no setting, or has digests of its own
+DEEPEST = 8  # attributes of attributes of an object; what is below has names only
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+PASSING = re.compile("^_|_version$")  # what a library notes in its configurations besides settings
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def described(given: Mapping[str, Any]) -> Run:
@@ -60,9 +68,9 @@ def described(given: Mapping[str, Any]) -> Run:
         "metrics": tuple(metrics),
         "python": {
             **{key: repr(given[key]) for key in ("data", "test", "validation") if given[key] is not None},
-            "loss": qualified(method.model.loss),
-            **({"augment": qualified(augment.fn)} if isinstance(augment, SampleTransform) else {}),
-            **({"metrics": tuple(qualified(metric) for metric in metrics.values())} if metrics else {}),
+            "loss": plain(method.model.loss),
+            **({"augment": plain(augment.fn)} if isinstance(augment, SampleTransform) else {}),
+            **({"metrics": tuple(_metric(metric) for metric in metrics.values())} if metrics else {}),
         },
     }
     return Run(**{**{key: _number(given[key]) for key in same}, **own})
@@ -71,6 +79,13 @@ def described(given: Mapping[str, Any]) -> Run:
 def _number(value: Any) -> Any:
     """Return a number of numpy as one of Python, which JSON can store."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _metric(metric: Metric) -> Any:
+    """Return a metric as its settings; what it saw in an earlier evaluation is none."""
+    if isinstance(metric, Accumulating):
+        metric.reset()
+    return plain(metric)
 
 
 def _sampler(sampler: Sampler) -> Choice:
@@ -82,7 +97,7 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, str]:
     """Return digests of what has no name, and must be the same when the run is resumed."""
     split = given["method"].model
     named = {key: given[key] for key in ("data", "partition", "test", "validation", "test_partition", "devices")}
-    named |= {"the model": re.sub(r" at 0x[0-9a-f]+", "", repr(split.model)), "the initial weights": split.initial()}
+    named |= {"the model": plain(split.model), "the initial weights": split.initial()}
     return {key: digest(value) for key, value in named.items() if value is not None} | digests(given["sampler"])
 
 
@@ -110,30 +125,98 @@ def choices(method: Method) -> dict[str, Choice | None]:
 
 
 def _settings(thing: Any) -> dict[str, Any]:
-    """Return the settings of a dataclass that its caller gave or could have given."""
-    return {f.name: vars(thing)[f.name] for f in fields(thing) if f.init} if is_dataclass(thing) else {}
+    """Return what an object was made with: fields, arguments of a partial, what an inner function holds, or attributes.
+
+    Values that are computed when they are first used are none of these.
+    """
+    if isinstance(thing, NAMED_ONLY):
+        return {}
+    if isinstance(thing, functools.partial):
+        return {"func": thing.func, **({"args": thing.args} if thing.args else {}), **thing.keywords}
+    if inspect.isroutine(thing):
+        return _held(thing) if inspect.isfunction(thing) and "<" in thing.__qualname__ else {}
+    if is_dataclass(thing):
+        return {f.name: getattr(thing, f.name) for f in fields(thing) if f.init}
+    cached = functools.cached_property
+    own = getattr(thing, "__dict__", {})
+    return {k: v for k, v in own.items() if not isinstance(inspect.getattr_static(type(thing), k, None), cached)}
+
+
+def _held(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the plain values and tensors that a lambda or inner function has from the code around it.
+
+    Others are left out: it may hold a whole program, whose state is no setting.
+    """
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    held = {**inspect.getclosurevars(function).nonlocals, **defaults}
+    return {name: value for name, value in held.items() if isinstance(value, (*PLAIN, Tensor, np.ndarray, tuple))}
 
 
 def _size(split: Split) -> int:
     return sum(parameter.numel() for parameter in split.model.parameters())
 
 
-def plain(value: Any) -> Any:
-    """Return a value as it can be written to TOML: objects by their name and plain settings."""
+def plain(value: Any, seen: dict[int, Any] | None = None, depth: int = 0, *, in_module: bool = False) -> Any:
+    """Return a value as it can be written to TOML: objects by their name and settings, modules and arrays by a digest.
+
+    An object that was `seen` before, or is too deep inside of another, has its name only.
+    """
+    seen = {} if seen is None else seen
+    inner = functools.partial(plain, seen=seen, depth=depth + 1, in_module=in_module)
     if value is None or isinstance(value, PLAIN):
-        return value
+        return value if value == value else "nan"  # NaN differs from itself
     if isinstance(value, np.generic):
-        return value.item()
+        return plain(value.item())
+    if isinstance(value, Tensor | np.ndarray):
+        return _array(value)
+    if depth > DEEPEST or id(value) in seen:
+        return qualified(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {ADDRESS.sub("", str(k)): inner(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return ["None" if v is None else inner(v) for v in value]  # TOML has no None
+    if isinstance(value, set | frozenset):
+        return sorted(map(inner, value), key=repr)
     if isinstance(value, Optimiser):
         choice = _choice(value)
         return {"name": choice.name, **choice.options}
+    seen[id(value)] = value
+    if isinstance(value, nn.Module):
+        return f"{qualified(value)} {digest(repr(_structure(value, seen, depth)))}"
+    settings = {k: inner(v) for k, v in _settings(value).items() if not (in_module and PASSING.search(k))}
     if is_dataclass(value) and not isinstance(value, type):
-        return {"name": type(value).__name__, **{k: plain(v) for k, v in _settings(value).items()}}
-    return qualified(value)
+        return {"name": type(value).__name__, **settings}
+    return {"name": qualified(value), **settings} if settings else _word(value)
+
+
+def _structure(module: nn.Module, seen: dict[int, Any], depth: int) -> list[Any]:
+    """Return what the forward of a module may read besides parameters: modes, buffers and attributes, by path."""
+    inner = functools.partial(plain, seen=seen, depth=depth + 1, in_module=True)
+    return [
+        (path, qualified(m), m.training, inner(dict(m.named_buffers(recurse=False))), inner(_attributes(m)))
+        for path, m in module.named_modules(remove_duplicate=False)
+    ]
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    if isinstance(module, fx.GraphModule):
+        return {"code": module.code}
+    return {k: v for k, v in vars(module).items() if k not in OF_EVERY_MODULE}
+
+
+def _array(value: Tensor | np.ndarray[Any, Any]) -> Any:
+    """Return an array by its shape and content; parameters have a digest with the weights."""
+    if isinstance(value, np.ndarray):
+        return _array(torch.as_tensor(value)) if value.dtype.kind in "biufc" else plain(value.tolist())
+    shape = f"{value.dtype} {tuple(value.shape)}"
+    return f"{shape} {digest(value)}" if type(value) is Tensor and not value.is_meta else shape
+
+
+def _word(value: Any) -> str:
+    """Return an object without settings by what it prints, or by its name if it prints its address."""
+    printed = repr(value)
+    known = not isinstance(value, NAMED_ONLY) and not inspect.isroutine(value) and not ADDRESS.search(printed)
+    return printed if known else qualified(value)
 
 
 def qualified(value: Any) -> str:
@@ -157,7 +240,7 @@ def _choice(opt: Any) -> Choice:
             options |= {"weight_decay": rule.rate} | ({} if "clip" in options else {"clip_decay": True})
     if "clip" not in options:
         options.pop("clip_decay", None)
-    if isinstance(lr, str) or build(name, lr=lr, **options) != opt:  # rules or a schedule of somebody's own
+    if _is_own(lr) or build(name, lr=lr, **options) != opt:  # rules or a schedule of somebody's own
         own = {"before": [plain(rule) for rule in opt.before], "rule": plain(opt.rule)}
         return Choice(type(opt).__name__, {"lr": lr, **own})
     return Choice(name, {"lr": lr, **options})
@@ -173,15 +256,20 @@ def _rule(opt: Optimiser) -> tuple[str, dict[str, Any]]:
 
 
 def _rate(lr: Schedule) -> Any:
-    """Return a learning rate, or the table of a schedule; one of somebody's own by its name."""
+    """Return a learning rate, or the table of a schedule; one of somebody's own by its name and settings."""
     if isinstance(lr, constant):
         return lr.lr
     if isinstance(lr, warmup):
         inner = _rate(lr.schedule)
         table = inner if isinstance(inner, dict) else {"schedule": "constant", "lr": inner}
-        return qualified(lr) if isinstance(inner, str) else {**table, "warmup": lr.rounds}
+        return plain(lr) if _is_own(inner) else {**table, "warmup": lr.rounds}
     name = next((n for n, made in SCHEDULES.items() if made is type(lr)), None)
-    return qualified(lr) if name is None else {"schedule": name, **{k: plain(v) for k, v in _settings(lr).items()}}
+    return plain(lr) if name is None else {"schedule": name, **{k: plain(v) for k, v in _settings(lr).items()}}
+
+
+def _is_own(rate: Any) -> bool:
+    """Return whether a rate is what `plain` says of a schedule of somebody's own."""
+    return isinstance(rate, str) or (isinstance(rate, dict) and "name" in rate)
 
 
 def digest(value: Any) -> str:

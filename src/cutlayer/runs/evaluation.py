@@ -16,6 +16,8 @@ from cutlayer.engines.out_of_memory import out_of_memory, release
 from cutlayer.errors import ConfigError
 from cutlayer.runs.metrics import Accumulating, Function, Metric, Movable, binary, ignored
 from cutlayer.split import Split
+from cutlayer.split.losses import following, next_token
+from cutlayer.split.rehearsal import broadcasting, broadcasts
 
 log = logging.getLogger("cutlayer")
 
@@ -100,7 +102,11 @@ def _begun(name: str, metric: Metric, out: Any, y: Tensor) -> _Measure | None:
         if out_of_memory(error):
             raise
         return None  # undefined on a part, such as an area under a curve of one class; if it is wrong, it fails again
-    return _Mean(name, metric, values, out, y) if values.dim() else None
+    if values.dim():
+        return _Mean(name, metric, values, out, y)
+    if broadcasts(metric, out, y):
+        raise broadcasting(f"the metric {name!r}", out, y)
+    return None
 
 
 class _Mean:
@@ -120,13 +126,14 @@ class _Mean:
 
     def _mean(self, values: Tensor, out: Any, y: Tensor) -> tuple[Tensor, Tensor | int]:
         """Return the mean over a batch and its weight: the number of samples, less the share of ignored targets."""
-        if values.dim() and len(values) != len(y):
+        if values.dim() and values.numel() not in (len(y), y.numel()):
+            shapes = [str(tuple(a.shape)) if isinstance(a, Tensor) else type(a).__name__ for a in (values, out, y)]
             raise ConfigError(
-                f"the metric {self.name!r} returned {len(values)} numbers for {len(y)} samples; return one for each "
-                "sample, or a single one"
+                f"the metric {self.name!r} returned the shape {shapes[0]} for outputs of {shapes[1]} and targets of "
+                f"{shapes[2]}; return a number for each sample or each target, or a single one for all"
             )
         values = torch.as_tensor(values).double()
-        counted = _counted(values, out, y)
+        counted = _counted(values, out, following(y) if self.fn is next_token else y)
         if counted is None or bool(counted.all()):
             return values.mean(), len(y)
         share = counted.double().mean()

@@ -15,6 +15,7 @@ from torch import Tensor
 from cutlayer import registry
 from cutlayer.data.arrays import IGNORED
 from cutlayer.errors import ConfigError
+from cutlayer.split.losses import by_class
 
 Function = Callable[[Any, Tensor], Any]  # (outputs, targets) -> a number a sample, or one number
 Goal = Literal["max", "min"]
@@ -48,7 +49,7 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
 
     It is NaN where the target is ignored, and `evaluate` leaves that out.
     """
-    scores = binary(out, y)
+    scores, out = binary(out, y), by_class(out, y)
     hits = (out.argmax(1) == y if scores is None else (scores > 0) == (y > 0.5)).double()
     hits = hits.masked_fill(ignored(y), math.nan)
     return hits if scores is None else hits.reshape(len(y), -1).mean(1)
@@ -56,7 +57,7 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
 
 def f1(out: Tensor, y: Tensor) -> Tensor:
     """Macro F1: the mean of the classes' F1 scores, over all classes that occur or were predicted."""
-    scores = _one_label(out, y, "f1")
+    scores, out = _one_label(out, y, "f1"), by_class(out, y)
     guess, truth = (out.argmax(1), y) if scores is None else ((scores > 0).long(), (y > 0.5).long())
     known = ~ignored(y)
     guess, truth = guess[known], truth[known]
@@ -69,6 +70,7 @@ def f1(out: Tensor, y: Tensor) -> Tensor:
 def auc(out: Tensor, y: Tensor) -> Tensor:
     """Area under the ROC curve: of two classes, or the mean over each class against the rest; ties count half."""
     one, known = _one_label(out, y, "auc"), ~ignored(y)
+    out = by_class(out, y)
     if one is not None:
         return _area(one[known], y[known] > 0.5)
     scores, truth = out.double().softmax(1).movedim(1, -1)[known], y[known]
@@ -176,6 +178,11 @@ def by_name(metrics: Metrics, num_classes: int | None) -> dict[str, Metric]:
         for name, metric in metrics.items():
             if name == "loss":
                 raise ConfigError("a metric cannot be called 'loss', which is the loss of the split; rename it")
+            if isinstance(metric, type):
+                raise ConfigError(
+                    f"the metric {name!r} is the class {metric.__name__}; give an object of it, such as "
+                    f"{metric.__name__}(...)"
+                )
             if not (callable(metric) or isinstance(metric, Accumulating)):
                 raise ConfigError(f"the metric {name!r} is {metric!r}; give a function of (outputs, targets)")
         return dict(metrics)

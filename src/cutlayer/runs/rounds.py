@@ -6,7 +6,7 @@ clients' memory, asks the backend to recover, and retries.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -34,11 +34,13 @@ from cutlayer.core.transport import Transport
 from cutlayer.core.values import settled
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.loop import Loop
+from cutlayer.errors import ConfigError
 from cutlayer.meters.clock import Clock
 from cutlayer.meters.ledger import Ledger
 from cutlayer.pieces.sampler import Draw, Sampler, uniform
 from cutlayer.runs.checks import check_batch
 
+MOST_NAMED = 10  # clients in a message
 log = logging.getLogger("cutlayer")
 
 
@@ -200,5 +202,23 @@ class Rounds:
             check_batch(self.batching, present.values())
         able = {j: num for j, num in present.items() if self.batching.per_epoch(num, self.batching.size)}
         num = min(self.per_round or len(able), len(able))
-        chosen = self.sampler(Draw(able, num, key, round, needs_of(self.method).fewest_clients))
-        return {j: present[j] for j in chosen}
+        draw = Draw(able, num, key, round, needs_of(self.method).fewest_clients)
+        return {j: present[j] for j in _drawn(self.sampler, draw)}
+
+
+def _drawn(sampler: Sampler, draw: Draw) -> tuple[int, ...]:
+    """Return the clients that a sampler draws; refuse what are not clients that could take part, or too few."""
+    found: object = sampler(draw)
+    chosen = tuple(found) if isinstance(found, Iterable) and not isinstance(found, str) else ()
+    known = all(isinstance(j, Hashable) and j in draw.samples for j in chosen)
+    if not known or len(set(chosen)) < draw.fewest:
+        name = getattr(sampler, "__name__", type(sampler).__name__)
+        raise ConfigError(
+            f"the sampler {name} returned {found!r} for round {draw.round + 1}; return a tuple of at least "
+            f"{draw.fewest} of the clients in draw.samples, which are {_listed(tuple(draw.samples))}"
+        )
+    return tuple(int(j) for j in chosen)
+
+
+def _listed(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids)) if len(ids) <= MOST_NAMED else f"{ids[0]} to {ids[-1]}"

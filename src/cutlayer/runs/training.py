@@ -26,10 +26,9 @@ from cutlayer.runs.simulation import HOW_ARRAYS
 from cutlayer.runs.stopping import Best, Limits, Record, StopTraining, diverged, ends, nobody_trained
 
 log = logging.getLogger("cutlayer")
-DIVERGED = (
-    "no client had a batch with a finite loss and finite gradients; lower the learning rate, clip the gradients, or "
-    "look for values in the data that are not finite"
-)
+DIVERGED = "no client had a batch with a finite loss and finite gradients"
+NOT_FINITE = "look for values in the data that are not finite"
+REMEDIES = ("lower the learning rate", "clip the gradients")  # where gradients are not finite
 
 
 @dataclass(kw_only=True)
@@ -45,6 +44,7 @@ class Training:
     eval_every: int = 1
     per_client: bool = False  # also evaluate on each client's own training samples
     limits: Limits = Limits()
+    remedies: tuple[str, ...] = REMEDIES
     inputs: Mapping[str, str] = field(default_factory=dict)  # digests of what a resumed run must not change
     history: list[Record] = field(default_factory=list)
     best: Best | None = None  # if a metric is monitored
@@ -83,12 +83,13 @@ class Training:
         if record["stopped"] and not self._warned:
             self._warned = True
             log.warning(
-                "%sround %d: %d client%s had gradients that were not finite, and changed nothing from there on; lower "
-                "the learning rate or clip the gradients. `stopped` counts such clients in each round",
+                "%sround %d: %d client%s had gradients that were not finite, and changed nothing from there on; %s. "
+                "`stopped` counts such clients in each round",
                 f"{self.name}, " if self.name else "",
                 record["round"],
                 record["stopped"],
                 "" if record["stopped"] == 1 else "s",
+                self._one_of(),
             )
         return record
 
@@ -116,7 +117,12 @@ class Training:
         """Why the training is lost, if nobody can train any more; else empty."""
         if not self._is_lost(self.history):
             return ""
-        return f"nobody could train in round {self.history[-1]['round']}: {DIVERGED}"
+        return f"nobody could train in round {self.history[-1]['round']}: {DIVERGED}; {self._one_of(NOT_FINITE)}"
+
+    def _one_of(self, *more: str) -> str:
+        """Return what may help where gradients are not finite."""
+        *first, last = (*self.remedies, *more)
+        return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}"
 
     def _is_lost(self, history: list[Record]) -> bool:
         if not (history and nobody_trained(history[-1]) and is_here((self.state.client, self.state.server))):

@@ -11,7 +11,7 @@ MAIN_OUTPUTS = ("logits", "last_hidden_state")
 
 def call(model: nn.Module, x: Any) -> Any:
     """Run a model; a dict of inputs goes to the parameters of these names."""
-    return main_output(model(**x) if isinstance(x, dict) and _takes(model, x) else model(x))
+    return main_output(model(**x) if isinstance(x, dict) and takes(model, x) else model(x))
 
 
 def main_output(out: Any) -> Any:
@@ -30,6 +30,7 @@ def function_name(function: Any) -> str:
     return str(getattr(function, "__name__", "")).partition(".")[0]
 
 
-def _takes(model: nn.Module, names: Mapping[str, Any]) -> bool:
+def takes(model: nn.Module, names: Mapping[str, Any]) -> bool:
+    """Return whether a forward has parameters of these names."""
     parameters = inspect.signature(model.forward).parameters
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or all(name in parameters for name in names)

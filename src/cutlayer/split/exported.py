@@ -5,6 +5,8 @@ values keep their names in the model, and it runs on the device of its input: it
 """
 
 import contextlib
+import copy
+import inspect
 import io
 import logging
 from collections.abc import Callable, Iterator
@@ -19,7 +21,9 @@ from cutlayer.core import tree
 from cutlayer.core.checks import reason
 from cutlayer.core.torch_private import is_inside_vmap, is_random, mutates
 from cutlayer.errors import CutError
-from cutlayer.split.calling import call, function_name
+from cutlayer.split.accepted import ChangedError, constant_attributes
+from cutlayer.split.calling import call, function_name, takes
+from cutlayer.split.generators import kept
 from cutlayer.split.graphs import Traced, follow_device, is_size
 from cutlayer.split.padding import embedding
 
@@ -35,13 +39,24 @@ class Called(nn.Module):
         self.model, self.tell = model, tell
 
     def forward(self, x: Any) -> Any:
-        out = call(self.model, x)
+        with constant_attributes(self.model):  # torch.export puts them back when it is done
+            out = call(self.model, x)
         self.tell(tree.flatten(out)[0])
         return out
 
 
 def exported(model: nn.Module, sample: Any) -> Traced:
-    """Return the graph of a model in its present mode."""
+    """Return the graph of a model in its present mode, whose attributes may change in the first pass only."""
+    try:
+        return _exported(model, sample)
+    except ChangedError:
+        settled = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        with kept(()), torch.no_grad(), contextlib.suppress(Exception):
+            call(settled, sample)
+        return _exported(settled, sample)
+
+
+def _exported(model: nn.Module, sample: Any) -> Traced:
     structures: list[tree.Structure] = []
     called = Called(model, structures.append)
     few, batch = tree.map(_three_rows, sample), torch.export.Dim("batch")
@@ -49,9 +64,15 @@ def exported(model: nn.Module, sample: Any) -> Traced:
         with _silence(), torch.enable_grad():
             sizes = tree.map(lambda _: {0: batch}, few)
             program = torch.export.export(called, (few,), dynamic_shapes=(sizes,), strict=False)
+    except CutError:
+        raise
     except Exception as error:  # a forward may do anything
+        kind = type(model).__name__
+        if isinstance(sample, dict) and not takes(model, sample):
+            names, given = ", ".join(inspect.signature(model.forward).parameters), ", ".join(sample)
+            raise CutError(f"{kind} takes the inputs {names}, but the sample has {given}: rename those.") from error
         raise CutError(
-            f"{type(model).__name__} cannot be cut because torch.export cannot trace its forward ({_why(error)}). "
+            f"{kind} cannot be cut because torch.export cannot trace its forward ({_why(error)}). "
             "Write it as nn.Sequential or give it a units() method."
         ) from error
     graph, extras = _unlifted(program)

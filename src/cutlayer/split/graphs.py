@@ -18,6 +18,7 @@ from cutlayer.errors import CutError
 from cutlayer.split.inputs import alone, named, reads_dict
 from cutlayer.split.untrained import received, sent, untrained
 
+HIDDEN = "hidden"  # the name of the hidden state among several tensors that cross
 MOST_CROSSING = 8  # tensors at a cut that nobody asked for by name
 _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "item", "tolist", "stride"})
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad"})
@@ -30,6 +31,8 @@ class Unit(NamedTuple):
     module: nn.Module
     begins: tuple[str, ...] = ()  # paths of the modules whose first call begins with this unit
     ends: tuple[str, ...] = ()  # and of those whose last call ends with it
+    masks: frozenset[str] | None = None  # of what it hands over: the tensors that depend on no parameter, if traced
+    by_fx: bool = False  # from a trace without tensors, which does not show all that a forward does
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ def units_from(
         module = fx.GraphModule(_referred(model, traced, graph), graph, type(model).__name__)
         end = last - 1 if piece[-1].op == "output" and len(piece) > 1 else last
         name = _unique(stops[last] or _named_by(traced.steps[end]), used)
-        units.append(Unit(name, module, tuple(traced.begins[first]), tuple(traced.ends[end])))
+        begins, ends = tuple(traced.begins[first]), tuple(traced.ends[end])
+        handed = names_of(traced.crossing[last], masks)
+        own = frozenset(handed[node] for node in handed if node in masks and handed[node] != HIDDEN)
+        units.append(Unit(name, module, begins, ends, own, by_fx=not traced.every_piece))
         start, first = traced.crossing[last], last + 1
     return tuple(units)
 
@@ -264,10 +270,11 @@ def _is_number(node: fx.Node) -> bool:
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod)
 
 
-def names_of(crossing: list[fx.Node]) -> dict[fx.Node, str]:
-    """Return the names of several tensors in the dict that crosses: the newest is the hidden state."""
-    used: set[str] = {"hidden"}
-    return {node: "hidden" if node is crossing[-1] else _unique(_role(node), used) for node in crossing}
+def names_of(crossing: list[fx.Node], masks: Collection[fx.Node]) -> dict[fx.Node, str]:
+    """Return the names of several tensors in the dict that crosses: the newest that is no mask is the hidden state."""
+    used: set[str] = {HIDDEN}
+    hidden = next((node for node in reversed(crossing) if node not in masks), crossing[-1]) if crossing else None
+    return {node: HIDDEN if node is hidden else _unique(_role(node), used) for node in crossing}
 
 
 def _role(node: fx.Node) -> str:
@@ -294,7 +301,9 @@ def _graph_of(
         else:
             known[given[0]] = x if reads_dict(given[0]) else graph.call_function(alone, (x, names))
     elif len(start) > 1:
-        known = {node: graph.call_function(operator.getitem, (x, name)) for node, name in names_of(given).items()}
+        known = {
+            node: graph.call_function(operator.getitem, (x, name)) for node, name in names_of(given, masks).items()
+        }
         known |= {node: graph.call_function(received, (known[node],)) for node in given if node in masks}
     else:
         known[given[0]] = x
@@ -324,7 +333,7 @@ def _graph_of(
         crossing = traced.crossing[traced.steps.index(last)]
         if len(crossing) > 1:
             known |= {node: graph.call_function(sent, (known[node],)) for node in crossing if node in masks}
-        out = {name: known[node] for node, name in names_of(crossing).items()}
+        out = {name: known[node] for node, name in names_of(crossing, masks).items()}
         graph.output(out if len(out) > 1 else known[crossing[0]])
     return graph
 

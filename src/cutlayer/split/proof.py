@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.core import tree
-from cutlayer.core.calculus import vjp
+from cutlayer.core.calculus import crossing, vjp
 from cutlayer.core.state import Model, Tensors
 from cutlayer.errors import CutError
 from cutlayer.split.calling import call, main_output
@@ -47,11 +47,43 @@ class Mismatch(NamedTuple):
     what: str
     size: float
     names: tuple[str, ...]
+    worst: str
 
 
-def compare(model: nn.Module, body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss) -> None:
-    """Raise an error that names the first unit which differs from the module; `cuts`: where gradients change hands."""
-    devices = sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
+def is_whole(model: nn.Module, body: Body, values: Model, x: Any) -> bool:
+    """Return whether the units compute what the module does for these inputs; True if it cannot run them itself."""
+    devices = _cuda_devices(x)
+    with kept(devices), torch.enable_grad(), Quiet():
+        _seed_all(0, devices)
+        try:
+            expected = _whole(model, body.units, x, _sum)
+        except Exception:  # a forward may do anything
+            return True
+        _seed_all(0, devices)
+        try:
+            found = _in_units(body, values, (), x, _sum)
+        except Exception:
+            return False
+        if _difference(found, expected) is None:
+            return True
+        _seed_all(0, devices)
+        return _difference(_whole(model, body.units, x, _sum), expected) is not None  # nothing equals what varies
+
+
+def _sum(out: Any) -> Tensor:
+    """Return a loss of any output, to which each element contributes another share."""
+    real = [a for a in tree.tensors(out) if a.is_floating_point()]
+    return sum(((a * torch.arange(a.numel()).to(a).cos().view_as(a)).sum() for a in real), torch.zeros(()))
+
+
+def compare(
+    model: nn.Module, body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss, hint: str = ""
+) -> None:
+    """Raise an error that names the first unit which differs from the module, and the hint.
+
+    `cuts` are the numbers of units below which gradients change hands.
+    """
+    devices = _cuda_devices(x)
     for number, drawn in DRAWN.items():
         with kept(devices), torch.enable_grad(), Quiet(drawn):
             _seed_all(number, devices)  # for what is drawn in a way that cannot be switched off
@@ -63,13 +95,17 @@ def compare(model: nn.Module, body: Body, values: Model, cuts: Sequence[int], x:
             if difference is not None:
                 _seed_all(number, devices)
                 if _difference(_whole(model, body.units, x, loss), expected) is None:
-                    raise _differs(model, body, found, expected, difference)
+                    raise _differs(model, body, found, expected, difference, hint)
                 log.warning(
                     "the cut model is not compared with the whole: its forward gives something else at each call"
                 )
                 return
         if not draws:
             return  # other seeds would change nothing
+
+
+def _cuda_devices(x: Any) -> list[int]:
+    return sorted({a.device.index or 0 for a in tree.tensors(x) if a.device.type == "cuda"})
 
 
 def _seed_all(number: int, cuda_devices: list[int]) -> States:
@@ -79,12 +115,14 @@ def _seed_all(number: int, cuda_devices: list[int]) -> States:
     return states(cuda_devices)
 
 
-def _differs(model: nn.Module, body: Body, found: Pass, expected: Pass, difference: Mismatch) -> CutError:
-    kind, unit = type(model).__name__, _first_unit(body, found, expected, difference)
+def _differs(model: nn.Module, body: Body, found: Pass, expected: Pass, difference: Mismatch, hint: str) -> CutError:
+    units = _where(body, found, expected, difference)
+    where = f"the unit {units[0]!r}" if len(units) == 1 else f"one of the units {units[0]!r} to {units[-1]!r}"
+    which = f" ({difference.worst!r})" if difference.what != "outputs" else ""
     return CutError(
-        f"{kind} does not compute the same when it is cut: {difference.what} differ by {difference.size:.1e}, first in "
-        f"the unit {unit!r}. Its forward does something that its units do not; write it as nn.Sequential, or give it a "
-        "units() method that lists all it runs."
+        f"{type(model).__name__} does not compute the same when it is cut: {difference.what} differ by "
+        f"{difference.size:.1e}{which}, first in {where}. Its forward does something that its units do not; {hint}"
+        "write it as nn.Sequential, or give it a units() method that lists all it runs."
     )
 
 
@@ -127,6 +165,7 @@ def _in_units(body: Body, values: Model, cuts: Sequence[int], x: Any, loss: Loss
             if isinstance(main, Tensor):
                 inside.update({path: main.detach().clone() for path in body.units[i].ends})
         if stop < num_units:
+            crossing(z)
             return z, {}
         outputs.append(tree.detach(z))
         return loss(z), {}
@@ -157,7 +196,8 @@ def _difference(found: Pass, expected: Pass) -> Mismatch | None:
         pairs = {name: (own.get(name), other.get(name)) for name in {**own, **other}}
         worse = {name: _distance(*pair) for name, pair in pairs.items() if _distance(*pair) > _allowed(*pair, scale)}
         if worse:
-            return Mismatch(what, max(worse.values()), tuple(worse))
+            worst = max(worse, key=lambda name: worse[name])
+            return Mismatch(what, worse[worst], tuple(worse), worst)
     return None
 
 
@@ -185,14 +225,26 @@ def _largest(value: Tensor) -> float:
     return float(finite.double().abs().max()) if finite.numel() else 0.0
 
 
-def _first_unit(body: Body, found: Pass, expected: Pass, difference: Mismatch) -> str:
-    """Return the unit whose output differs first; or which has the first value that differs; or the last."""
+def _where(body: Body, found: Pass, expected: Pass, difference: Mismatch) -> list[str]:
+    """Return the units of which one is the first that differs: above the last whose output is known to be alike.
+
+    The first that differs has another output, or a value that differs; if none has, it is the last.
+    """
+    names = [unit.name for unit in body.units]
+    alike = 0
     for i, unit in enumerate(body.units):
-        pairs = [(found.inside.get(path), expected.inside.get(path)) for path in unit.ends]
-        alike = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
-        if any(_distance(a, b) > _allowed(a, b, 0.0) for a, b in alike):
-            return unit.name
         segment = body.segment(i, i + 1)
         if {*segment.params, *segment.buffers} & set(difference.names):
-            return unit.name
-    return body.units[-1].name
+            return [unit.name]
+        pairs = [(found.inside[path], expected.inside[path]) for path in unit.ends if _known(path, found, expected)]
+        if any(_distance(a, b) > _allowed(a, b, 0.0) for a, b in pairs):
+            return names[alike : i + 1]
+        if pairs:
+            alike = i + 1
+    return names[alike:] or names[-1:]
+
+
+def _known(path: str, *passes: Pass) -> bool:
+    """Return whether both passes note the output of a module, in the same form."""
+    shapes = {each.inside[path].shape if path in each.inside else None for each in passes}
+    return len(shapes) == 1 and None not in shapes

@@ -1,11 +1,11 @@
 """Segments: consecutive units of a model as one pure function of named tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from cutlayer.core import named, tree
 from cutlayer.core.compiling import Compiler, compiler
@@ -182,8 +182,11 @@ def _only_counts(norm: nn.Module) -> bool:
     return isinstance(norm, BatchNorm) and norm.momentum is not None
 
 
-def _steps(module: nn.Module) -> tuple[nn.Module, ...]:
-    return module._steps if isinstance(module, Chain) else (module,)
+def _steps(module: nn.Module) -> tuple[Callable[[Any], Any], ...]:
+    """Return what a unit runs; a call of a graph itself would print each error, such as that vmap cannot run it."""
+    if isinstance(module, Chain):
+        return module._steps
+    return (module.forward if isinstance(module, fx.GraphModule) else module,)
 
 
 def _slots(units: tuple[Unit, ...], names: dict[int, str]) -> tuple[Slot, ...]:

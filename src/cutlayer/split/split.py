@@ -7,26 +7,29 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutlayer.core import tree
-from cutlayer.core.calculus import by_name
+from cutlayer.core.calculus import crossing
 from cutlayer.core.checks import check_type
 from cutlayer.core.masks import Key
 from cutlayer.core.state import Model, Tensors
 from cutlayer.data.datasets import inputs_of
 from cutlayer.errors import ConfigError, CutError
+from cutlayer.split.accepted import check_model
 from cutlayer.split.cuts import cut_number, head_number, place_of, refuse_shared, shared
 from cutlayer.split.drawing import first_draw
 from cutlayer.split.generators import States, kept, states
 from cutlayer.split.graphs import Unit
 from cutlayer.split.inputs import without_name
-from cutlayer.split.proof import compare
+from cutlayer.split.losses import cross_entropy
+from cutlayer.split.proof import compare, is_whole
 from cutlayer.split.rehearsal import first_loss, misfit
 from cutlayer.split.segment import Body, Segment, Values
 from cutlayer.split.traits import warn_of_eval_mode
 from cutlayer.split.units import in_training, preloaded, shell, skeleton, units_of, untied
+
+TRY_A_SAMPLE = "give Split a batch of inputs, sample=x, with which torch.export sees more; or "
 
 
 class Split:
@@ -44,7 +47,8 @@ class Split:
             forward shows.
         cut: where the client's part ends.
         head: where the client's part begins again.
-        loss: the mean loss of a batch, of (outputs, targets).
+        loss: the mean loss of a batch, of (outputs, targets); by default the cross entropy of classes, also of one at
+            each position of a text. Others are in `cutlayer.losses`.
         sample: a batch of inputs like those of the data, or samples themselves (an Arrays, a data set, a list of
             items); with it torch.export traces models that torch.fx cannot.
         untie: train separate copies of parameters that have several names. Tied ones cannot be on both sides of a cut.
@@ -56,10 +60,11 @@ class Split:
         cut: int | str,
         *,
         head: int | str | None = None,
-        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
         sample: Any = None,
         untie: bool = False,
     ) -> None:
+        check_model(model)
         self.model = untied(model) if untie else model
         self.loss = loss
         self.sample = tree.map(lambda a: a[:3], _as_tensors(inputs_of(sample)))  # a split may travel to other processes
@@ -73,7 +78,13 @@ class Split:
 
     def _build(self, places: tuple[str, ...]) -> None:
         """Find the units, of which one ends after each of these modules."""
-        self._places = places
+        self._places, self._export = places, False
+        self._trace()
+        if self.sample is not None and self._body.units[0].by_fx and not self._is_whole():
+            self._export = True
+            self._trace()
+
+    def _trace(self) -> None:
         self._body = self._bare(in_training(self.model))
         self.units = tuple(unit.name for unit in self._body.units)
         self.num_units = len(self.units)
@@ -83,7 +94,13 @@ class Split:
     def _bare(self, model: nn.Module) -> Body:
         """Return the structure of a model in its mode."""
         structure = skeleton(model)
-        return Body(structure, units_of(model, sample=self.sample, places=self._places, onto=structure))
+        units = units_of(model, sample=self.sample, places=self._places, onto=structure, export=self._export)
+        return Body(structure, units)
+
+    def _is_whole(self) -> bool:
+        """Return whether the units compute what the module does, as far as the sample shows."""
+        values = _copied(self._values(), self._body.segment(0, self.num_units))
+        return is_whole(self.model, self._body, values, without_name(self.sample, self._body.units[0].module))
 
     def bare_units(self) -> tuple[Unit, ...]:
         """Return the units in eval mode, without values and without a part in any other use of the model."""
@@ -127,6 +144,11 @@ class Split:
         return frozenset(client), frozenset(server)
 
     @property
+    def passes_raw(self) -> bool:
+        """Whether no weight stands between the inputs and the cut, so that what crosses is the inputs themselves."""
+        return not any(True for _ in _held(self._lower))
+
+    @property
     def normalises(self) -> bool:
         """Whether a layer uses batch statistics, and so needs more than one sample."""
         return self.normalises_at("client") or self.normalises_at("server")
@@ -137,12 +159,16 @@ class Split:
 
     def __reduce__(self) -> tuple[Any, ...]:
         hidden = self._body.draws_by_key, self._body.draws_otherwise
-        return _rebuilt, (self.model, self.cut, self.head, self.loss, self.sample, self._places, hidden)
+        traced = self._places, self._export
+        return _rebuilt, (self.model, self.cut, self.head, self.loss, self.sample, traced, hidden)
 
     def initial(self) -> tuple[Model, Model]:
         """Return the client's and the server's values, copied from the module's current ones."""
-        values: Tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        values = self._values()
         return _copied(values, self._lower, self._top), _copied(values, self._upper)
+
+    def _values(self) -> Tensors:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def lower(self, part: Values, x: Any, key: Key | None = None) -> tuple[Any, Tensors]:
         """Run the client's units up to the cut; return the output and the new buffers."""
@@ -199,14 +225,20 @@ class Split:
             try:
                 out, buffers = self.whole(model, x, key=0)
                 loss = first_loss(self.loss, out, y, num_classes)
+                self._check_crossing(model, x)
             except (RuntimeError, ValueError, LookupError, TypeError) as error:
-                raise ConfigError(misfit(error, x, model)) from error
+                raise ConfigError(misfit(error, x, model, self.sample)) from error
             if before != states(devices):
                 self._find_hidden_draws(lambda: self.whole(model, x, key=0), lambda: states(devices))
         if not isinstance(loss, Tensor) or loss.dim():
             found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss gives a {found}; it must be the mean over the batch")
         self._refuse_moving_buffers(model.buffers, buffers)
+
+    def _check_crossing(self, model: Model, x: Any) -> None:
+        z = self.lower(model, x, 0)[0]
+        for value in (z, *([self.upper(model, z, 0)[0]] if self.u_shaped else [])):
+            crossing(value)
 
     def prove(self, x: Any, y: Tensor) -> None:
         """Compare a pass of the cut model with one of the module itself, forward and backward, and refuse a difference.
@@ -218,8 +250,10 @@ class Split:
             return
         client, server = self.initial()
         cuts = [cut for cut in (self.cut, self.head) if cut is not None]
-        x = without_name(x, self._body.units[0].module)
-        compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y))
+        first = self._body.units[0]
+        hint = TRY_A_SAMPLE if first.by_fx and self.sample is None else ""
+        x = without_name(x, first.module)
+        compare(self.model, self._body, client.joined(server), cuts, x, lambda out: self.loss(out, y), hint)
 
     @torch.no_grad()
     def without_rows(self, x: Any) -> tuple[str, ...]:
@@ -230,20 +264,34 @@ class Split:
             for z in (once, twice):
                 z.append(self.upper(server, z[0], 0)[0])
         pairs = [
-            (name, a, by_name(more)[name])
+            (name, a, crossing(more)[name])
             for z, more in zip(once, twice, strict=True)
-            for name, a in by_name(z).items()
+            for name, a in crossing(z).items()
         ]
         return tuple(name for name, a, more in pairs if not a.dim() or len(more) != 2 * len(a))
 
     @torch.enable_grad()
     def masks(self, x: Any) -> frozenset[str]:
-        """Return the names of the tensors that cross a cut beside others but have no gradient, at any of the cuts."""
-        client, server = (m._replace(params=tree.map(_differentiable, m.params)) for m in self.initial())
-        z = self.lower(client, x, 0)[0]
-        named = by_name(z) | (by_name(self.upper(server, tree.detach(z), 0)[0]) if self.u_shaped else {})
-        kept = {name for name, a in named.items() if not a.requires_grad}
-        return frozenset(kept) if len(kept) < len(named) else frozenset()
+        """Return the names of the tensors that cross beside others and depend on no parameter, at any possible cut.
+
+        A trace shows them. Of units that are no trace, what has no gradient is one, if another tensor has.
+        """
+        traced = [unit.masks for unit in self._body.units if unit.masks is not None]
+        if traced:
+            return frozenset().union(*traced)
+        client, server = self.initial()
+        model = client.joined(server)
+        params, frozen = (tree.map(_differentiable, held) for held in (model.params, model.frozen))
+        model = model._replace(params=params, frozen=frozen)
+        z, masks, others = x, set[str](), set[str]()
+        for i in range(self.num_units):
+            z = self._body.segment(i, i + 1)(model, z, 0)[0]
+            named = z if isinstance(z, dict) else {}
+            trained = {name for name, a in named.items() if a.requires_grad}
+            others |= trained
+            masks |= named.keys() - trained if trained else set()
+            z = tree.map(lambda a: a.detach().requires_grad_(a.requires_grad), z)
+        return frozenset(masks - others)
 
     def _refuse_moving_buffers(self, before: Tensors, after: Tensors) -> None:
         """Refuse a buffer on both sides of a cut that a user's module updates: the two would drift apart.
@@ -307,12 +355,13 @@ def _rebuilt(
     head: int | None,
     loss: Callable[[Tensor, Tensor], Tensor],
     sample: Any,
-    places: tuple[str, ...],
+    traced: tuple[tuple[str, ...], bool],
     hidden_draws: tuple[bool, str | None],
 ) -> Split:
     split = object.__new__(Split)
     split.model, split.loss, split.sample = model, loss, sample
-    split._build(places)
+    split._places, split._export = traced
+    split._trace()
     split._place(cut, head)
     split._mark_hidden_draws(*hidden_draws)
     return split

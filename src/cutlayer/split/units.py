@@ -4,6 +4,7 @@ They come from the model's `units()` method; from an `nn.Sequential`, in which e
 graph of its forward, by torch.fx or, given a sample, by torch.export.
 """
 
+import contextlib
 import copy
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from cutlayer.core.torch_private import children
 from cutlayer.errors import CutError
+from cutlayer.split.accepted import ChangedError, constant_attributes
 from cutlayer.split.exported import exported
 from cutlayer.split.generators import DrawnError, without_draws
 from cutlayer.split.graphs import Traced, Unit, units_from
@@ -43,7 +45,12 @@ class Chain(nn.Module):
 
 
 def units_of(
-    model: nn.Module, *, sample: Any = None, places: Collection[str] = (), onto: nn.Module | None = None
+    model: nn.Module,
+    *,
+    sample: Any = None,
+    places: Collection[str] = (),
+    onto: nn.Module | None = None,
+    export: bool = False,
 ) -> tuple[Unit, ...]:
     """Return the units of a model in the order in which they run.
 
@@ -51,26 +58,25 @@ def units_of(
         sample: inputs, by which torch.export traces what torch.fx cannot; of a dict, the keys name the inputs.
         places: paths of modules after which a unit must end, besides those after which one ends anyway.
         onto: a module of the same structure, whose values the units hold instead of the model's.
+        export: let torch.export trace what torch.fx could, too.
     """
     home = model if onto is None else onto
     if callable(getattr(model, "units", None)):
         return _declared(home)
-    if type(model).forward is nn.Sequential.forward:
-        pieces = tuple(children(model))
-        if not places:
-            return _chains(home, [(name, (name,)) for name in pieces])
-        return _from_graph(model, sample, places, home, pieces)
-    return _from_graph(model, sample, places, home)
+    pieces = tuple(children(model)) if type(model).forward is nn.Sequential.forward else None
+    if pieces is not None and not places:
+        return _chains(home, [(name, (name,)) for name in pieces])
+    if export:
+        return units_from(without_draws(model, lambda: exported(model, sample)), home, places, pieces)
+    return _from_graph(model, sample, places, home, pieces)
 
 
 def _from_graph(
-    model: nn.Module, sample: Any, places: Collection[str], home: nn.Module, pieces: Collection[str] | None = None
+    model: nn.Module, sample: Any, places: Collection[str], home: nn.Module, pieces: Collection[str] | None
 ) -> tuple[Unit, ...]:
     """Return the units by torch.fx; or else, given a sample, by torch.export."""
     try:
-        inputs = tuple(sample) if isinstance(sample, dict) else None
-        graph = without_draws(model, lambda: traced(model, inputs, places))
-        return units_from(graph, home, places, pieces)
+        return units_from(without_draws(model, lambda: _traced(model, sample, places)), home, places, pieces)
     except Exception as error:  # a forward may do anything with a traced value
         if sample is not None:
             return units_from(_exported(model, sample, error), home, places, pieces)
@@ -81,6 +87,14 @@ def _from_graph(
             f"{error}). Give a batch of inputs, Split(..., sample=x), with which torch.export can trace more; or write "
             "it as nn.Sequential, or give it a units() method."
         ) from error
+
+
+def _traced(model: nn.Module, sample: Any, places: Collection[str]) -> Traced:
+    inputs = tuple(sample) if isinstance(sample, dict) else None
+    with contextlib.suppress(ChangedError), constant_attributes(model):
+        return traced(model, inputs, places)
+    with constant_attributes(model):  # those that only the first pass changes, such as a size that it sees, may change
+        return traced(model, inputs, places)
 
 
 def _exported(model: nn.Module, sample: Any, first: Exception) -> Traced:

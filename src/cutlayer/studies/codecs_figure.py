@@ -25,7 +25,7 @@ LOWER = {"^": -1.4, "v": 0.9}  # points: where a number has room in a triangle
 
 def fill(figure: "Figure", study: CutStudy) -> None:
     """Draw a row of pictures for each method; all share their axes, and each marker has the number of its cut."""
-    partitions = tuple(dict.fromkeys(line.partition for line in study.lines))
+    partitions = {line.partition: line.panel for line in study.lines}
     columns, rows = len(partitions), len(study.methods)
     width = PAGE if columns > 1 else COLUMN
     names = "numbers are cuts: " + ", ".join(dict.fromkeys(f"{row.cut} {row.unit}" for row in study.rows))
@@ -36,7 +36,7 @@ def fill(figure: "Figure", study: CutStudy) -> None:
     for method, row in zip(study.methods, axes, strict=True):
         for partition, one in zip(partitions, row, strict=True):
             _points(one, study, CutLine(partition, method), style)
-            one.set_title(f"{printed(method)}, {partition}")
+            one.set_title(f"{printed(method)}, {partitions[partition]}")
             one.set_xscale("log")
             one.margins(x=0.08, y=0.14)
         row[0].set_ylabel("best accuracy (%)")

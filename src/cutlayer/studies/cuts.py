@@ -1,7 +1,7 @@
 """The costs and the accuracy of each cut: a study of runs that differ in their cut."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isclose
 from statistics import fmean
 from typing import Any
@@ -24,9 +24,16 @@ class CutLine:
 
     partition: str
     method: str
+    alpha: float | None = field(default=None, compare=False)  # of a Dirichlet partition
 
     def __str__(self) -> str:
         return f"{self.method}, {self.partition}"
+
+    @property
+    def panel(self) -> str:
+        """The partition as figures name it."""
+        words = {"iid": "IID", "dirichlet": "Dirichlet" if self.alpha is None else f"Dirichlet {self.alpha:g}"}
+        return words.get(self.partition, self.partition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +122,8 @@ def summary(comparison: Comparison, costs: Profile) -> CutStudy:
     found: dict[tuple[int, str], list[tuple[CutLine, Group]]] = {}
     for panel in comparison.panels:
         for group in panel.groups:
-            line = CutLine(panel.name.rpartition("/")[2], group.run.method.name)
+            alpha = group.run.partition.options.get("alpha")
+            line = CutLine(panel.name.rpartition("/")[2], group.run.method.name, alpha)
             found.setdefault((_number(group.run, units), _codec(group.run)), []).append((line, group))
     lines = dict.fromkeys(line for pairs in found.values() for line, _ in pairs)
     several = len({codec for _, codec in found}) > 1

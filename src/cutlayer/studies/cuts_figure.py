@@ -68,7 +68,7 @@ def _by_method(axes: "Axes", methods: Sequence[str], rows: Sequence[Mapping[str,
 
 
 def _accuracies(axes: "Axes", study: CutStudy) -> None:
-    style = looks({str(line): line.method for line in study.lines})
+    style = looks({f"{line.method}, {line.panel}": line.method for line in study.lines})
     for line in study.lines:
         known = [(p, row.accuracy[line]) for p, row in enumerate(study.rows) if line in row.accuracy]
         axes.errorbar(
@@ -78,5 +78,5 @@ def _accuracies(axes: "Axes", study: CutStudy) -> None:
             markersize=3.5,
             capsize=2,
             elinewidth=0.8,
-            **style[str(line)],
+            **style[f"{line.method}, {line.panel}"],
         )

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from cutlayer.core import tree
 from cutlayer.core.tree import Tree
 from cutlayer.errors import ConfigError, LawError
 from cutlayer.remote.tensors.forms import content
+
+log = logging.getLogger("cutlayer")
 
 
 class Audit:
@@ -28,20 +32,25 @@ class Audit:
 
     def leaving(self, round: int, to: str, kinds: Sequence[str], values: Sequence[Tree]) -> None:
         """Record values before they leave."""
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "round": round + 1,
-            "to": to,
-            "values": [
-                {"kind": kind, "bytes": tree.num_bytes(value), "sha256": digest(value)}
-                for kind, value in zip(kinds, values, strict=True)
-            ],
-        }
+        left = [
+            {"kind": kind, "bytes": tree.num_bytes(value), "sha256": digest(value)}
+            for kind, value in zip(kinds, values, strict=True)
+        ]
+        self._write({"round": round + 1, "to": to, "values": left})
+
+    def refusing(self, round: int, where: str, reason: str) -> None:
+        """Record the text of a refusal, which a server gets in place of values."""
+        self._write({"round": round + 1, "refused": f"{where}: {reason}"})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
         try:
-            self._lines.write(json.dumps(line) + "\n")
+            self._lines.write(json.dumps({"time": time, **line}) + "\n")
             self._lines.flush()
         except OSError as error:  # what is not on record must not leave
-            raise LawError(f"{self.file} cannot be written: {error.strerror or error}") from None
+            log.error("%s cannot be written: %s", self.file, error.strerror or error)
+            # The server is told this, so the place of the file is not part of it.
+            raise LawError("this device cannot record what leaves it; its own log says why") from None
 
 
 def digest(value: Tree) -> str:

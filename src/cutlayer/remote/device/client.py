@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cutlayer.core.text import printable
-from cutlayer.errors import LinkError
+from cutlayer.errors import DataError, LinkError, UsageError
+from cutlayer.remote.device.journal import Journal
 from cutlayer.remote.device.session import ClientDevice, Reply, Session, forms_of
 from cutlayer.remote.device.stream import MOST_WORDS, FedStream, Stream, StreamEnded
 from cutlayer.remote.identity.certificates import Credentials
-from cutlayer.remote.protocol.messages import MOST_BYTES, PROTOCOL, Done, Hello, Ready, Welcome, Work
+from cutlayer.remote.protocol.messages import MOST_BYTES, PROTOCOL, Done, Hello, Ready, Refusal, Welcome, Work
 from cutlayer.remote.tensors.wire import MOST_HEADER
 from cutlayer.version import __version__
 
@@ -35,18 +36,25 @@ class JoinOptions:
 
 def stay(options: JoinOptions) -> str:
     """Take part until the run is over; return the server's last words. LinkError if the server refuses this client."""
-    pause, last_seen = FIRST_PAUSE, time.monotonic()
+    pause, last_seen, raw = FIRST_PAUSE, time.monotonic(), ""
+    journal = Journal(options.name)
     while True:
-        connection = ServerConnection(options)
+        connection = ServerConnection(options, journal)
         try:
             return connection.run()
         except KeyboardInterrupt:
             connection.close("it was stopped")
             raise
+        except UsageError as error:
+            connection.close(_told(error))
+            raise
         except StreamEnded as left:
             if not left.again:
                 raise LinkError(str(left)) from None
-            reason = str(left)
+            reason = connection.refusal or str(left)
+            if left.raw and not raw:
+                raw = left.raw
+                log.info("gRPC says: %s", raw)
         finally:
             connection.close()
         if connection.worked:
@@ -61,9 +69,10 @@ def stay(options: JoinOptions) -> str:
 class ServerConnection:
     """One session with the server, and with the fed server if that is separate."""
 
-    def __init__(self, options: JoinOptions) -> None:
-        self.options = options
+    def __init__(self, options: JoinOptions, journal: Journal) -> None:
+        self.options, self.journal = options, journal
         self.worked = False  # whether the server has sent any work
+        self.refusal = ""  # why the device has refused its last work
         self._hello = Hello(protocol=PROTOCOL, version=__version__, name=options.name, plugins=options.plugins)
         self._train = Stream(options.address, "train", options.credentials)
         self._fed: FedStream | None = None
@@ -76,9 +85,11 @@ class ServerConnection:
                 case Welcome() if session is None:
                     session = self._begun(message)
                     self._train.say(_ready(session.device, message.session))
+                    self.journal.joined(session.device)
                 case Work() if session is not None:
-                    self._answer(session.work(message, tensors))
+                    sent = self._answer(session.work(message, tensors))
                     session.device.store.save(message.round + 1)
+                    self.journal.worked(session.device, message.round, sent)
                 case Done(reason):
                     return printable(reason, MOST_WORDS)
                 case _:
@@ -99,18 +110,35 @@ class ServerConnection:
         self._fed.follow(_ready(device, other.session))
         return Session(device, welcome.session, self._fed.value)
 
-    def _answer(self, reply: Reply | None) -> None:
-        self.worked = True
-        if reply is not None and reply.to_fed and self._fed is not None:
-            self._fed.send(reply)
-        elif reply is not None:
-            self._train.say(reply.message, reply.tensors)
+    def _answer(self, reply: Reply | None) -> int:
+        """Send a reply, if there is one; return its bytes."""
+        self.worked, self.refusal = True, ""
+        if reply is None:
+            return 0
+        if reply.to_fed and self._fed is not None:
+            return self._fed.send(reply)
+        sent = self._train.say(reply.message, reply.tensors)
+        if isinstance(reply.message, Refusal):
+            self.refusal = f"this device refuses: {reply.message.where}: {reply.message.reason}"
+            if reply.is_last:
+                raise LinkError(reply.message.reason)
+        return sent
 
     def close(self, reason: str = "") -> None:
         """Leave both servers; if there is a reason, tell the training server."""
         self._train.close(reason)
         if self._fed is not None:
             self._fed.close()
+
+
+def _told(error: UsageError) -> str:
+    """Return what a server is told when this device leaves: nothing about its samples and files."""
+    match error:
+        case LinkError():
+            return str(error)[:MOST_WORDS]
+        case DataError():
+            return "its own data do not fit this run; its log says why"
+    return "it cannot take part in this run, or does not agree to it; its log says why"
 
 
 def _ready(device: ClientDevice, session: int) -> Ready:

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from torch import Tensor
+
 from cutlayer.core import tree
 from cutlayer.core.batches import Batching
+from cutlayer.core.codec import Coded
+from cutlayer.core.crossing import OF_CROSSINGS
 from cutlayer.core.kinds import ACTIVATIONS, GRADIENTS, KINDS, LABELS
 from cutlayer.core.tree import Tree
 from cutlayer.errors import LawError
@@ -38,20 +42,24 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         match self.verb:
-            case "put" | "get":
+            case "put":
                 return f"receive {self.name}"
+            case "get":
+                return f"receive {self.name} from the fed server"
             case "up" | "deliver":
                 given = zip(self.name.split(), self.takes, strict=True)
                 to = "" if self.verb == "up" else " to the fed server"
                 return f"send {', '.join(f'{value} as {kind}' for kind, value in given)}{to}"
             case "batch":
-                return f"load the {self.name} mini-batch"
+                return f"load {self.name} mini-batch"
             case "pull":
-                return f"pull {self.takes[1]} back through {self.takes[0].removeprefix('pullback of ')}"
+                return f"back-propagate {self.takes[1]} through {self.takes[0].removeprefix('pullback of ')}"
             case "field":
                 return f"take {self.gives[0]}"
-            case "key" | "own":
-                return f"make the {self.gives[0]}"
+            case "key":
+                return "make the key of the step"
+            case "own":
+                return "make this device's seed"
         return f"{self.verb} {self.name}({', '.join(self.takes)})" if self.takes else f"{self.verb} {self.name}"
 
 
@@ -89,7 +97,7 @@ class Reader:
             case c.Own():
                 return self._line(command, "", (), "own seed")
             case c.Batch():
-                name = "first" if content == 0 else "next" if content == self.step + 1 else "other"
+                name = "the first" if content == 0 else "the next" if content == self.step + 1 else "another"
                 return self._line(command, name, (), "x", "y")
             case c.Do(_, name, arguments):
                 return self._line(command, name, arguments, name)
@@ -165,7 +173,34 @@ def passages(lines: Sequence[Line]) -> Iterator[Passage]:
 
 def form_of(kind: str, value: Tree) -> Hashable:
     """Return what all values of this kind have in common: structure, types, and shapes but for the rows of a batch."""
-    return tree.signature(value, stacked=kind in BY_SAMPLE)
+    if kind not in BY_SAMPLE:
+        return tree.signature(value)
+    return tree.signature(tree.replace(Coded, _with_rows_first, value), stacked=True)
+
+
+def _with_rows_first(coded: Coded) -> Coded:
+    """Return a code with the samples of its tensor, which stand behind an empty axis, before it."""
+    has_rows = isinstance(coded.like, Tensor) and coded.like.dim() > 1
+    return coded._replace(like=coded.like.movedim(1, 0)) if has_rows else coded
+
+
+class Pin(NamedTuple):
+    """What a plain number that comes down is, as far as the device's own run tells."""
+
+    is_round: bool = False  # the number of the round
+    value: int | None = None  # the same in all rounds
+
+    def holds(self, value: Content, round: int) -> bool:
+        expected = round if self.is_round else self.value
+        return expected is None or (type(value) is int and value == expected)
+
+    def __str__(self) -> str:
+        if self.is_round:
+            return "the number of the round"
+        return "any number" if self.value is None else str(self.value)
+
+
+FREE = Pin()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,16 +214,18 @@ class Conversation:
     leaves: Mapping[str, frozenset[Hashable]]  # by kind: forms of what goes up
     free: frozenset[str] = frozenset()  # kinds whose form depends on choices that are made during the run
     batch_sizes: tuple[int, int]  # from, to
+    settings: tuple["Pin", ...] = ()  # what the plain numbers are that come down, in this order; then the last one
     num_steps: int  # mini-batches in a round with the smallest batches
     samples: int = 0  # that the device holds
     batching: Batching | None = None  # by which they make up a round; None if the method counts the mini-batches
     num_loads: int  # times that a round begins with its first mini-batch
     num_seeds: int  # times that a seed of the client alone is made under the same number
     num_recalls: int  # times that a client recalls what it keeps: if it was away, it replays a log
+    num_sent: Mapping[str, int]  # by the kinds of an answer: times that it is sent in a round
     most_slots: int  # that hold values at a time
     most_bytes: int  # of the tensors of a message
     most_header: int  # bytes of a message without its tensors
-    sent: int  # bytes that left in the longest round that was played
+    sent: int  # bytes that leave in a round; an estimate if there are choices
 
     def most_steps(self, size: int) -> int:
         """Return how many mini-batches of this size make up a round."""
@@ -206,13 +243,19 @@ class Follower:
     """Follows one round beside the server, and refuses what the conversation does not have at this place."""
 
     conversation: Conversation
+    round: int = 0
     touched: Callable[[], None] = lambda: None  # called before the first of the device's samples is loaded
     _size: int = field(default=0, init=False)  # of the last mini-batch
+    _number: int = field(default=0, init=False)  # of its step in the round, and by how much others have been ahead
+    _lag: int = field(default=0, init=False)
+    _crossing: int = field(default=OF_CROSSINGS, init=False)  # number of the last seed for a codec
     _is_touched: bool = field(default=False, init=False)
     _readers: list[tuple[Reader, frozenset[tuple[int, int]]]] = field(init=False)  # with the possible next lines
     _loads: int = field(default=0, init=False)
     _recalls: int = field(default=0, init=False)
     _seeds: Counter[Content] = field(default_factory=Counter, init=False)  # of the device alone, by number
+    _settings: int = field(default=0, init=False)  # plain numbers that have come
+    _sent: Counter[str] = field(default_factory=Counter, init=False)  # answers, by their kinds
 
     def __post_init__(self) -> None:
         self._readers = [(Reader(), frozenset((passage, 0) for passage in self.conversation.begins))]
@@ -228,16 +271,17 @@ class Follower:
             return
         after = [pair for reader, places in self._readers for pair in self._after(reader, places, command, content)]
         if not after:
-            asked = self._readers[0][0].line(command, content, "something else")
+            asked = self._readers[0][0].line(command, content, "a value that does not belong here")
             raise LawError(f"this device's own run has {self._expected()} here, but the server asks for: {asked}")
+        self._check_number(command, content)
         self._readers = after
         self._count(command, content)
         if isinstance(command, c.Batch) and not self._is_touched:
             self._is_touched = True
             self.touched()
 
-    def check_batch(self, size: int, step: int) -> None:
-        """Check the size and the number of a mini-batch against the device's own run."""
+    def check_batch(self, size: int, step: int, number: int) -> None:
+        """Check the size and the number of a mini-batch, and that of its step in the round, against the own run."""
         least, most = self.conversation.batch_sizes
         if not least <= size <= most:
             sizes = f"of {most}" if least == most else f"of {least} to {most}"
@@ -249,7 +293,30 @@ class Follower:
             )
         if step and self._size and size != self._size:
             raise LawError(f"a round goes on with batches of {self._size} samples, but the server asks for {size}")
-        self._size = size
+        lag = self._lag if step else 0
+        if not (number - step == lag or (number - step > lag and self._begins_epoch(size, step))):
+            raise LawError(
+                f"mini-batch {step + 1} belongs to step {step + lag + 1}, but the server asks for {number + 1}"
+            )
+        self._size, self._number, self._lag = size, number, number - step
+
+    def _begins_epoch(self, size: int, step: int) -> bool:
+        """Return whether an epoch begins here, so that the device may have waited for others."""
+        batching = self.conversation.batching
+        return batching is not None and step % batching.per_epoch(self.conversation.samples, size) == 0
+
+    def _check_number(self, command: c.AnyCommand, content: Content) -> None:
+        """Check the numbers that keys and seeds are derived from, and plain numbers that come down."""
+        if isinstance(command, c.Own) and isinstance(content, int) and content > self._crossing:
+            self._crossing = content
+        elif isinstance(command, c.Own | c.Key) and content != self._number:
+            raise LawError(f"this is step {self._number + 1} of the round, but the server asks for another number")
+        elif isinstance(command, Arrived) and isinstance(content, int | float):
+            pins = self.conversation.settings
+            pin = pins[min(self._settings, len(pins) - 1)] if pins else FREE
+            self._settings += 1
+            if not pin.holds(content, self.round):
+                raise LawError(f"the setting here is {pin} in this device's own run, but the server sends {content}")
 
     def check_leaving(self, kinds: Sequence[str], values: Sequence[Tree]) -> None:
         """Check that values have the form that they have in the device's own run: layers may depend on a setting."""
@@ -257,6 +324,12 @@ class Follower:
         for kind, value in zip(kinds, values, strict=True):
             if kind not in free and form_of(kind, value) not in known.get(kind, ()):
                 raise LawError(f"these {kind} have another form than in this device's own run")
+        answer = " ".join(kinds)
+        self._sent[answer] += 1
+        if self._sent[answer] > self.conversation.num_sent.get(answer, 0):
+            raise LawError(
+                f"{', '.join(kinds)} leave {self._sent[answer] - 1} times in a round of this device's own run"
+            )
 
     def _after(
         self, reader: Reader, places: frozenset[tuple[int, int]], command: c.AnyCommand, content: Content

@@ -1,6 +1,7 @@
 """A client's side of one session: work comes in, an answer or a refusal goes out."""
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,15 +20,17 @@ from cutlayer.core.tree import Tree
 from cutlayer.data.arrays import Arrays
 from cutlayer.engines.local import Local
 from cutlayer.engines.loop import Loop
-from cutlayer.errors import LawError
+from cutlayer.errors import CutlayerError, LawError
 from cutlayer.remote.device.audit import Audit
 from cutlayer.remote.device.store import ClientStore
-from cutlayer.remote.device.terms import Terms
+from cutlayer.remote.device.terms import Attempts, Terms, UsedUp
 from cutlayer.remote.device.worker import Round, WorkError, walk_of
 from cutlayer.remote.protocol.commands import AnyCommand, Deliver, Up
 from cutlayer.remote.protocol.messages import MOST_LISTS, Answer, Refusal, TensorForm, Work
 from cutlayer.remote.tensors.trees import flatten
 from cutlayer.runs.examination import BATCHES, Examination
+
+log = logging.getLogger("cutlayer")
 
 Batches = Callable[[Mapping[int, int]], Walk]  # by the size of each client's batch
 # Rounds of this process: with a secret, no two have the same seeds, whatever keys a server chooses.
@@ -40,6 +43,7 @@ class Reply(NamedTuple):
     message: Answer | Refusal
     tensors: list[Tensor]
     to_fed: bool = False  # whether it goes to a separate fed server
+    is_last: bool = False  # whether the device leaves the run with it
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class ClientDevice:
     precision: Precision = "fp32"
     never: frozenset[str] = frozenset()
     secret: str | None = None  # mixed into the client's own seeds, so that no server can know them
+    clients: int = 0  # of the run
     terms: Terms | None = None  # what servers may ask; None trusts them to ask for what the method does
     audit: Audit | None = None  # records what leaves
 
@@ -87,6 +92,7 @@ class Session:
     _begun: Work | None = None  # how the round began
     _seconds: float = 0.0  # of work in this round
     _last: int = 0  # number of the newest work
+    _repeats: bool = False  # whether a round was played again, which is told once
 
     def work(self, work: Work, tensors: Sequence[Tensor]) -> Reply | None:
         """Do this work and return the reply; None if it needs none, is of another session, or was done before."""
@@ -100,10 +106,8 @@ class Session:
         except WorkError as error:
             self._lists.pop(work.list, None)  # what is refused takes no memory
             self._round = None  # a server that is refused cannot go on in the middle of a round
-            refusal = Refusal(
-                session=work.session, number=work.number, where=error.where[:2000], reason=error.reason[:2000]
-            )
-            return Reply(refusal, [])
+            refusal = self._refusal(work, error.where, _told(error))
+            return Reply(refusal, [], is_last=isinstance(error.__cause__, UsedUp))
         last = commands[-1] if commands else None
         if not isinstance(last, Up | Deliver):
             return None
@@ -117,6 +121,15 @@ class Session:
             numbers=tuple(flat.numbers),
         )
         return Reply(answer, flat.tensors, to_fed)
+
+    def _refusal(self, work: Work, where: str, reason: str) -> Refusal:
+        """Return a refusal, which is on record."""
+        if self.device.audit is not None:
+            try:
+                self.device.audit.refusing(work.round, where, reason)
+            except LawError as error:
+                where, reason = "the record of what leaves", str(error)
+        return Refusal(session=work.session, number=work.number, where=where[:2000], reason=reason[:2000])
 
     def _done(self, work: Work, tensors: Sequence[Tensor]) -> tuple[tuple[AnyCommand, ...], list[Tree]]:
         """Do the work; return its commands, and what leaves, which is on record."""
@@ -157,6 +170,7 @@ class Session:
         if device.terms is not None:
             with _refusing("the round"):
                 follower = device.terms.begun(work)
+            self._tell_repeats(work, device.terms.attempts)
         device.store.token, self._begun = work.token, work
         self._seconds = 0.0
         own = work.key if device.secret is None else keys.fold(work.key, device.secret, next(PLAYED))
@@ -173,6 +187,17 @@ class Session:
             follower=follower,
         )
         return self._round
+
+    def _tell_repeats(self, work: Work, attempts: Attempts) -> None:
+        count = attempts.played(work.round, tests=work.tests)
+        if count and not self._repeats:
+            self._repeats = True
+            log.warning(
+                "round %d is played again with this device's data (attempt %d of %d); rounds after it are not reported",
+                work.round + 1,
+                count + 1,
+                attempts.most,
+            )
 
     def _check_same(self, work: Work) -> None:
         """Check that work goes on with the round that has begun: its attempts are counted under its number."""
@@ -193,13 +218,22 @@ class Session:
         return Used(tests.program, tests.data, _of_size(walk, tests.examination.batch_size(len(tests))), None)
 
 
+def _told(error: WorkError) -> str:
+    """Return what a server is told of an error; the text of another library's may quote the device's own data."""
+    cause = error.__cause__
+    if cause is None or isinstance(cause, CutlayerError):
+        return error.reason
+    log.warning("%s (the server is told only that it failed)", error)
+    return f"it failed on this device with {type(cause).__name__}; the device's own log has the details"
+
+
 @contextmanager
 def _refusing(where: str) -> Iterator[None]:
     """Refuse work that breaks the terms."""
     try:
         yield
     except LawError as error:
-        raise WorkError(where, str(error)) from None
+        raise WorkError(where, str(error)) from error
 
 
 class Used(NamedTuple):

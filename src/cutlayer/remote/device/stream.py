@@ -22,7 +22,9 @@ from cutlayer.remote.tensors.wire import CHANNEL_OPTIONS, Decoder, encode
 # Each attempt opens a new connection: none is stale, and the device alone decides when to retry.
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
-HANDSHAKES = {  # why a connection failed, by what gRPC says about it
+FAILED, REFUSED = "failed to connect", "Connection refused"  # in gRPC's own texts
+FAILURES = {  # why a connection failed, by what gRPC says about it
+    REFUSED: "connection refused: nothing listens there yet, or it is another port",
     "WRONG_VERSION_NUMBER": "it shows no certificate; perhaps it was started with --insecure",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the CA that this device trusts, or has expired",
     "Socket closed": "it hung up at once; perhaps it does not accept this device's certificate, or wants one",
@@ -39,11 +41,11 @@ Received = tuple[m.Message, list[Tensor]] | Exception | None  # the last two at 
 
 
 class StreamEnded(Exception):
-    """The stream has ended; `again` tells whether to connect again."""
+    """The stream has ended; `again` tells whether to connect again, `raw` is gRPC's own text of a failed connection."""
 
-    def __init__(self, reason: str, again: bool) -> None:
+    def __init__(self, reason: str, again: bool, raw: str = "") -> None:
         super().__init__(reason)
-        self.again = again
+        self.again, self.raw = again, raw
 
 
 def channel_to(address: str, server: Literal["train", "fed"], credentials: Credentials | None) -> Any:
@@ -67,10 +69,13 @@ class Stream:
         self._channel = channel_to(address, server, credentials)
         self._call = self._channel.stream_stream(m.JOIN)(iter(self._out.get, None))
 
-    def say(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> None:
-        """Send a message with its tensors."""
+    def say(self, message: m.Message, tensors: Sequence[Tensor] = ()) -> int:
+        """Send a message with its tensors; return its bytes."""
+        sent = 0
         for chunk in encode(message, tensors):
             self._out.put(chunk)
+            sent += len(chunk)
+        return sent
 
     def __iter__(self) -> Iterator[tuple[m.Message, list[Tensor]]]:
         """Yield the server's messages; raise StreamEnded if it refuses this client, says goodbye or is gone."""
@@ -101,15 +106,18 @@ class Stream:
                 said = decoder.feed(chunk)
                 match said:
                     case (m.Denied(reason, final), _):
-                        raise StreamEnded(f"the server refuses this client: {printable(reason, MOST_WORDS)}", not final)
+                        raise StreamEnded(f"refused by the server: {printable(reason, MOST_WORDS)}", not final)
+                    case (m.Bye(m.STOPPING), _):
+                        raise StreamEnded(m.STOPPING, True)
                     case (m.Bye(reason), _):
-                        raise StreamEnded(f"the server says good-bye: {printable(reason, MOST_WORDS)}", True)
+                        raise StreamEnded(f"the server ended the session: {printable(reason, MOST_WORDS)}", True)
                     case (_, _):
                         self._wait_with(said)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             again = code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-            end = StreamEnded(printable(self._in_words(code.name, details), MOST_WORDS), again)
+            raw = printable(details, MOST_WORDS) if FAILED in details and REFUSED not in details else ""
+            end = StreamEnded(printable(self._in_words(code.name, details), MOST_WORDS), again, raw)
         except WireError as error:
             end = StreamEnded(f"the server sent something that cannot be used: {printable(str(error))}", True)
         except Exception as error:
@@ -139,14 +147,11 @@ class Stream:
 
     def _in_words(self, code: str, details: str) -> str:
         if code == "PERMISSION_DENIED":
-            return f"the server refuses this client: {details}"
-        if "failed to connect" in details:
-            for sign, words in HANDSHAKES.items():
-                if sign in details:
-                    return f"no connection to {self.address}: {words} ({details})"
-        refused = "connection refused: nothing listens there yet, or it is another port"
-        why = refused if "Connection refused" in details else details or code
-        return f"no connection to {self.address} ({why})"
+            return f"refused by the server: {details}"
+        if FAILED not in details:
+            return f"no connection to {self.address} ({details or code})"
+        why = next((words for sign, words in FAILURES.items() if sign in details), "it cannot be reached")
+        return f"no connection to {self.address}: {why}"
 
 
 class FedStream(Stream):
@@ -190,8 +195,8 @@ class FedStream(Stream):
                 raise self._end
             raise WireError("the fed server did not send what the training server said it would")
 
-    def send(self, reply: Reply) -> None:
-        self.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
+    def send(self, reply: Reply) -> int:
+        return self.say(msgspec.structs.replace(reply.message, session=self._session), reply.tensors)
 
     def _listen(self) -> None:
         try:

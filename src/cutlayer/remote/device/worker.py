@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.core import tree
+from cutlayer.core import keys, tree
 from cutlayer.core.batches import Batching, Walk
 from cutlayer.core.checks import reason
 from cutlayer.core.crossing import mark_of, marked
@@ -112,10 +112,10 @@ class Round:
                 self._set(out, self._value(value))
                 return []
             case c.Batch(x, y):
-                size, step, key = supply.count(), supply.count(), supply.count()
-                self._follow_batch(command, size, step)
+                size, step, number = supply.count(), supply.count(), supply.count()
+                self._follow_batch(command, size, step, number)
                 walk = self.walk({self.client: max(1, size)})
-                inputs, labels = clients.load(walk, {self.client: step}, {self.client: key})
+                inputs, labels = clients.load(walk, {self.client: step}, number, {self.client: self._key(number)})
                 self._set(x, inputs)
                 self._set(y, labels)
                 return []
@@ -124,10 +124,13 @@ class Round:
                 self._follow(command, number)
                 self._set(out, clients.own_seeds(number))
                 return []
+            case c.Key(out):
+                number = supply.count()
+                self._follow(command, number)
+                self._set(out, self._value(torch.tensor(self._key(number))))
+                return []
         self._follow(command)
         match command:
-            case c.Key(out):
-                self._set(out, self._value(torch.tensor(supply.count())))
             case c.Do(out, name, arguments):
                 self._check_codes(name, arguments)
                 self._set(out, clients.do(find("function", functions, name), *map(get, arguments)))
@@ -159,10 +162,13 @@ class Round:
         if self.follower is not None:
             self.follower.follow(command, content)
 
-    def _follow_batch(self, command: c.Batch, size: int, step: int) -> None:
+    def _follow_batch(self, command: c.Batch, size: int, step: int, number: int) -> None:
         if self.follower is not None:
-            self.follower.check_batch(size, step)
+            self.follower.check_batch(size, step, number)
             self.follower.follow(command, step)
+
+    def _key(self, number: int) -> int:
+        return keys.of_step(self.key, number, self.client)
 
     def _next_get(self, number: int) -> int:
         """Check that the values of a fed server are used in the order in which it sends them, each once."""

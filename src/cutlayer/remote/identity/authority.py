@@ -77,9 +77,9 @@ def certify(
     return _signed(who.name, key, days, ca.key, ca.certificate, extensions)
 
 
-def check_days(ca: CertifiedKey, days: int) -> None:
+def check_days(ca: x509.Certificate, days: int) -> None:
     """Refuse a certificate that would outlive the CA: it would stop working before its own date of expiry."""
-    ends = ca.certificate.not_valid_after_utc
+    ends = ca.not_valid_after_utc
     most = (ends - datetime.now(UTC)).days
     if days > most:
         raise ConfigError(f"--days {days} is beyond the CA, which expires on {ends:%Y-%m-%d}; give at most {most}")

@@ -38,6 +38,7 @@ ROLE_HOSTS = "cutlayer.internal"  # the domain of the host names that stand for 
 RENEWAL = "renew it: `cutlayer keys request --renew` here, then `cutlayer keys sign --renew` at the CA"
 SOON = timedelta(days=14)  # before a certificate expires: warn
 ADVICE = "copy here the files that `cutlayer keys` made for this party"
+ADVICE_ON_FOLDER = "give the one that `cutlayer keys` made for this party"
 NEW_CA = "make a new CA with `cutlayer keys init` in another folder, and new certificates for all"
 DAY = 86400.0  # seconds
 KEY, NEXT_KEY = "key.pem", "next.key.pem"  # the second is of a renewal, until its certificate has come
@@ -79,6 +80,8 @@ class Credentials:
     @classmethod
     def load(cls, folder: Path) -> "Credentials":
         """Read ca.pem, cert.pem and the key; refuse with a reason what would fail in every handshake."""
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}; {ADVICE_ON_FOLDER}")
         ca_file, own_file = (folder / name for name in ("ca.pem", "cert.pem"))
         ca, own = (load_certificate(file, ADVICE) for file in (ca_file, own_file))
         key_file = folder / (NEXT_KEY if renewed(folder, own) else KEY)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from cutlayer.errors import ConfigError
 
-PRIVATE, PUBLIC = 0o600, 0o644
-
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
@@ -29,11 +27,11 @@ def make_folder(folder: Path) -> None:
         place.mkdir(mode=0o700, exist_ok=True)
 
 
-def put(path: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically, with its final permissions from the start."""
+def put(path: Path, data: bytes) -> None:
+    """Write a file atomically, which its owner alone can read from the start."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
     partial.replace(path)
 

@@ -25,7 +25,7 @@ from cutlayer.errors import ConfigError, UnknownNameError
 from cutlayer.remote.identity import authority, certificates
 from cutlayer.remote.identity.authority import CertifiedKey
 from cutlayer.remote.identity.certificates import NEW_CA, SOON, Identity
-from cutlayer.remote.identity.files import PRIVATE, PUBLIC, make_folder, put, refuse_to_overwrite, writing
+from cutlayer.remote.identity.files import make_folder, put, refuse_to_overwrite, writing
 from cutlayer.remote.identity.register import SERVERS, Register, content
 from cutlayer.remote.identity.requests import SigningRequest, spki
 
@@ -85,9 +85,9 @@ def put_ca(folder: Path, ca: CertifiedKey, passphrase: bytes | None) -> None:
     secret = None if passphrase is None else _stretched(passphrase, ca.certificate)
     with writing(folder):
         make_folder(folder)
-        put(folder / "ca.key", authority.key_pem(ca.key, secret), PRIVATE)
-        put(folder / LIST, Register().as_toml().encode(), PUBLIC)
-        put(folder / "ca.pem", ca.certificate_pem, PUBLIC)
+        put(folder / "ca.key", authority.key_pem(ca.key, secret))
+        put(folder / LIST, Register().as_toml().encode())
+        put(folder / "ca.pem", ca.certificate_pem)
 
 
 def encrypted(folder: Path) -> bool:
@@ -97,13 +97,18 @@ def encrypted(folder: Path) -> bool:
 
 def read_ca(folder: Path, passphrase: bytes | None = None) -> CertifiedKey:
     """Read the CA of a folder with its key."""
-    certificate = certificates.load_certificate(folder / "ca.pem", ADVICE)
-    certificates.check_dates(folder / "ca.pem", certificate, NEW_CA)
+    certificate = _own_certificate(folder)
     secret = _stretched(passphrase, certificate) if passphrase is not None and encrypted(folder) else None
     key = certificates.load_key(folder / "ca.key", certificate, ADVICE, secret)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{folder / 'ca.key'} is not a key that `cutlayer keys` made; {ADVICE}")
     return CertifiedKey(certificate=certificate, key=key)
+
+
+def _own_certificate(folder: Path) -> x509.Certificate:
+    certificate = certificates.load_certificate(folder / "ca.pem", ADVICE)
+    certificates.check_dates(folder / "ca.pem", certificate, NEW_CA)
+    return certificate
 
 
 def _stretched(passphrase: bytes, certificate: x509.Certificate) -> bytes:
@@ -112,8 +117,8 @@ def _stretched(passphrase: bytes, certificate: x509.Certificate) -> bytes:
     return Scrypt(salt=salt, length=32, n=SCRYPT_COST, r=8, p=1).derive(passphrase).hex().encode()
 
 
-def sign(folder: Path, ca: CertifiedKey, requests: Sequence[SigningRequest], terms: SigningTerms) -> list[Party]:
-    """Check all requests, then sign them; return their parties, whose folders go back to them."""
+def checked(folder: Path, requests: Sequence[SigningRequest], terms: SigningTerms) -> Register:
+    """Refuse requests that cannot be signed on these terms; return the list of clients that they lead to."""
     known = Register.read(folder / LIST)
     names = [request.who.name for request in requests]
     owners = {spki(c.public_key()): name for name, c in _signed(folder, known)}
@@ -121,8 +126,13 @@ def sign(folder: Path, ca: CertifiedKey, requests: Sequence[SigningRequest], ter
         _check_request(request, terms, known, owners)
         if names.count(request.who.name) > 1:
             raise ConfigError(f"two requests are of {request.who.name!r}; sign only the one that its owner has now")
-    authority.check_days(ca, terms.days)
-    register = known if terms.role in SERVERS else known.adding(names)
+    authority.check_days(_own_certificate(folder), terms.days)
+    return known if terms.role in SERVERS else known.adding(names)
+
+
+def sign(folder: Path, ca: CertifiedKey, requests: Sequence[SigningRequest], terms: SigningTerms) -> list[Party]:
+    """Check all requests, then sign them; return their parties, whose folders go back to them."""
+    register, names = checked(folder, requests, terms), [request.who.name for request in requests]
     with writing(folder):
         for name in names:
             make_folder(place_of(folder, name))
@@ -139,8 +149,8 @@ def certify(folder: Path, ca: CertifiedKey, name: str, key: ec.EllipticCurvePubl
         before = _certificate(folder, name)
         hosts = HOSTS if before is None else authority.hosts_in(before)
     certificate = authority.certify(ca, key, Identity.named(name), terms.days, hosts)
-    put(place / "cert.pem", authority.certificate_pem(certificate), PUBLIC)
-    put(place / "ca.pem", ca.certificate_pem, PUBLIC)
+    put(place / "cert.pem", authority.certificate_pem(certificate))
+    put(place / "ca.pem", ca.certificate_pem)
 
 
 def revoke(folder: Path, names: Sequence[str]) -> list[Party]:
@@ -162,7 +172,7 @@ def write_list(folder: Path, register: Register) -> None:
     """Write the list of clients for the CA, and for each server that it has signed."""
     for place in (folder, *(place_of(folder, name) for name in SERVERS)):
         if place.exists():
-            put(place / LIST, register.as_toml().encode(), PUBLIC)
+            put(place / LIST, register.as_toml().encode())
 
 
 def place_of(folder: Path, name: str) -> Path:
@@ -175,10 +185,10 @@ def _check_request(
 ) -> None:
     """Refuse a request of another role than the operator named, or of a name or key that another party has."""
     who, path = request.who, request.path
-    role = who.name if who.role == "server" else "client"
-    if role != terms.role:
+    if request.role != terms.role:
         raise ConfigError(
-            f"{path} asks for the role {role}, and you sign for {terms.role}; give --role {role} if it is meant"
+            f"{path} asks for the role {request.role}, and you sign for {terms.role}; give --role {request.role} if it "
+            "is meant"
         )
     if who.name in register.revoked:
         raise ConfigError(f"client {who.name!r} was revoked and gets no certificate; it needs another name")

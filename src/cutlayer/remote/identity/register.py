@@ -77,7 +77,7 @@ class Register:
     def number(self, name: str) -> int:
         """Return the number of a client; raise LinkError if it may not join."""
         if name in self.revoked:
-            raise LinkError(f"client {name!r} was revoked and may not join; it needs a certificate with another name")
+            raise LinkError(f"client {name!r} was revoked; to take part again it needs a certificate under a new name")
         if name not in self.clients:
             raise LinkError(
                 f"client {name!r} is not in this server's list of clients; sign its request with `cutlayer keys sign` "

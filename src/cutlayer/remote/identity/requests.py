@@ -28,7 +28,7 @@ from cutlayer.remote.identity.certificates import (
     owner,
     renewed,
 )
-from cutlayer.remote.identity.files import PRIVATE, PUBLIC, make_folder, put, refuse_to_overwrite, writing
+from cutlayer.remote.identity.files import make_folder, put, refuse_to_overwrite, writing
 from cutlayer.remote.identity.register import check_name, content
 
 DIGITS = 32  # of a fingerprint, as 128 bits cannot be forged
@@ -41,6 +41,11 @@ class SigningRequest:
     who: Identity
     key: ec.EllipticCurvePublicKey
     path: Path
+
+    @property
+    def role(self) -> str:
+        """The role that it asks for: client, train or fed."""
+        return self.who.name if self.who.role == "server" else "client"
 
     @property
     def fingerprint(self) -> str:
@@ -100,8 +105,8 @@ def _made(folder: Path, who: Identity, key_file: Path) -> SigningRequest:
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
     with writing(folder):
         make_folder(folder)
-        put(key_file, authority.key_pem(key), PRIVATE)
-        put(path, builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), PUBLIC)
+        put(key_file, authority.key_pem(key))
+        put(path, builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
     return SigningRequest(who, key.public_key(), path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cutlayer.errors import ConfigError
 from cutlayer.remote.identity import authority
 from cutlayer.remote.identity.certificates import KEY
-from cutlayer.remote.identity.files import PRIVATE, make_folder, put, refuse_to_overwrite, writing
+from cutlayer.remote.identity.files import make_folder, put, refuse_to_overwrite, writing
 from cutlayer.remote.identity.key_folder import (
     LIST,
     Party,
@@ -40,7 +40,7 @@ def trial(folder: Path, clients: str | None = None, hosts: Sequence[str] = (), d
     if not fresh and encrypted(folder):
         raise ConfigError(f"{folder} is a CA with a passphrase and no trial; use `keys request` and `keys sign` there")
     ca = authority.new_ca() if fresh else read_ca(folder)
-    authority.check_days(ca, days)
+    authority.check_days(ca.certificate, days)
     if fresh:
         put_ca(folder, ca, None)
     with writing(folder):
@@ -49,7 +49,7 @@ def trial(folder: Path, clients: str | None = None, hosts: Sequence[str] = (), d
         write_list(folder, register)
         for name in added:
             key = authority.new_key()
-            put(place_of(folder, name) / KEY, authority.key_pem(key), PRIVATE)
+            put(place_of(folder, name) / KEY, authority.key_pem(key))
             certify(folder, ca, name, key.public_key(), terms.get(name, SigningTerms(days=days)))
     return parties(folder, added)
 

@@ -1,11 +1,13 @@
 """Finds what servers may ask of a device in a run: plays rounds of all sorts, and joins what was heard in them."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -22,7 +24,7 @@ from cutlayer.core.servers import Fed, Server
 from cutlayer.core.state import State
 from cutlayer.data.arrays import Arrays
 from cutlayer.errors import UsageError
-from cutlayer.remote.device.conversation import Conversation, Passage, passages
+from cutlayer.remote.device.conversation import FREE, Conversation, Passage, Pin, passages
 from cutlayer.remote.joining.rehearsal import Absent, Heard, Recorder, ShapesBridge, Understudy
 from cutlayer.remote.server.known_versions import KnownVersions
 from cutlayer.remote.server.sessions import RoundId, Sessions
@@ -180,15 +182,26 @@ class Learned:
         busiest = self._rehearsal.needs.busiest
         if busiest is not None:
             self._heard += Rehearsal(replace(taking, method=busiest)).script()
-        self._rounds: set[int] = set()
-        self._now = about_training(self._heard, taking)
+        self._round = -1  # that was played last
+        self.any_round = self._now = about_training(self._heard, taking)
 
     def __call__(self, round: int) -> Conversation:
-        if self._rehearsal.needs.moves_cut and round not in self._rounds:
-            self._rounds.add(round)
-            self._heard += self._rehearsal.first_time_in(round)
-            self._now = about_training(self._heard, self._rehearsal.taking)
+        if self._rehearsal.needs.moves_cut and round != self._round:
+            self._round, heard = round, list(self._rehearsal.first_time_in(round))
+            if self._rehearsal.needs.draws_cut:
+                self._now = about_training(heard, self._rehearsal.taking)
+            elif not all(_has(self._now, one) for one in heard):
+                self._heard += heard
+                self._now = about_training(self._heard, self._rehearsal.taking)
         return self._now
+
+
+def _has(conversation: Conversation, heard: Heard) -> bool:
+    """Return whether a conversation has all that was heard in a round, in this order."""
+    number = {passage: k for k, passage in enumerate(conversation.passages)}
+    asked = [number.get(passage, -1) for passage in passages(heard.lines)]
+    follows = all(after in conversation.follows.get(now, ()) for now, after in pairwise(asked))
+    return follows and -1 not in asked and set(asked[:1]) <= conversation.begins
 
 
 def largest_batch(taking: Taking) -> int:
@@ -204,17 +217,22 @@ def about_training(heard: Iterable[Heard], taking: Taking) -> Conversation:
     if not needs.counts_steps:
         steps = taking.batching.per_round(taking.samples, least)
         longer = max(-(-steps // found.num_steps), 1)  # than what was played
-        header, sent = longer * found.most_header, longer * found.sent
         found = replace(
             found,
             num_steps=steps,
             samples=taking.samples,
             batching=taking.batching,
-            most_header=header,
-            sent=sent,
+            num_sent=_times(longer, found.num_sent),
+            most_header=longer * found.most_header,
+            sent=longer * found.sent,
         )
     if needs.chooses_batches:  # in one round the method may look at more batches than in any that was played
-        found = replace(found, num_loads=2 * found.num_loads, num_seeds=2 * found.num_seeds)
+        found = replace(
+            found,
+            num_loads=2 * found.num_loads,
+            num_seeds=2 * found.num_seeds,
+            num_sent=_times(2, found.num_sent),
+        )
     if found.num_recalls:  # a client that was away replays a log
         most = taking.rounds * REPLAYED
         found = replace(
@@ -226,9 +244,11 @@ def about_training(heard: Iterable[Heard], taking: Taking) -> Conversation:
     if not needs.moves_cut:
         return found
     model = tree.num_bytes(taking.method.model.initial())
-    return replace(
-        found, free=frozenset((*found.forms, *found.leaves)), most_bytes=found.most_bytes + MODELS_WORTH * model
-    )
+    found = replace(found, most_bytes=found.most_bytes + MODELS_WORTH * model)
+    if needs.draws_cut:  # what was heard in a round is all that it may ask
+        return found
+    pins = tuple(pin if pin.is_round else FREE for pin in found.settings)
+    return replace(found, free=frozenset((*found.forms, *found.leaves)), settings=pins)
 
 
 @torch.no_grad()
@@ -249,6 +269,7 @@ def _joined(heard: Iterable[Heard], batch_sizes: tuple[int, int]) -> Conversatio
     forms: dict[str, set[Hashable]] = {}
     leaves: dict[str, set[Hashable]] = {}
     steps, loads, recalls = 0, 0, 0
+    num_sent: Counter[str] = Counter()
     everything = list(heard)
     for one in everything:
         found = list(passages(one.lines))
@@ -263,6 +284,7 @@ def _joined(heard: Iterable[Heard], batch_sizes: tuple[int, int]) -> Conversatio
             leaves.setdefault(kind, set()).add(form)
         steps, loads = max(steps, 0, *one.steps), max(loads, one.steps.count(0))
         recalls = max(recalls, sum(line.verb == "recall" for line in one.lines))
+        num_sent |= Counter(line.name for line in one.lines if line.verb in ("up", "deliver"))
     rows = batch_sizes[1] * max(one.per_row for one in everything)
     number = {passage: k for k, passage in enumerate(follows)}
     return Conversation(
@@ -272,15 +294,34 @@ def _joined(heard: Iterable[Heard], batch_sizes: tuple[int, int]) -> Conversatio
         forms={kind: frozenset(found) for kind, found in forms.items()},
         leaves={kind: frozenset(found) for kind, found in leaves.items()},
         batch_sizes=batch_sizes,
+        settings=_pins(everything),
         num_steps=steps + 1,
         num_loads=loads,
         num_recalls=recalls,
+        num_sent=num_sent,
         num_seeds=max((n for one in everything for n in one.seeds.values()), default=0),
         most_slots=MORE_SLOTS + 2 * max(one.slots for one in everything),
         most_bytes=ROOM + rows + max(one.whole for one in everything),
         most_header=ROOM + 4 * max(one.header for one in everything),
         sent=max(one.up for one in everything),
     )
+
+
+def _pins(heard: Sequence[Heard]) -> tuple[Pin, ...]:
+    """Return what each plain number that came down is, as far as all rounds agree."""
+    columns = zip_longest(*([(value, one.round) for value in one.settings] for one in heard))
+    return tuple(_pin([pair for pair in column if pair is not None]) for column in columns)
+
+
+def _pin(observed: Sequence[tuple[Any, int]]) -> Pin:
+    if all(value == round for value, round in observed):
+        return Pin(is_round=True)
+    values = {value for value, _ in observed}
+    return Pin(value=values.pop()) if len(values) == 1 and all(type(v) is int for v in values) else FREE
+
+
+def _times(factor: int, counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: factor * count for name, count in counts.items()}
 
 
 def _counts(owner: object) -> set[int]:

@@ -3,8 +3,9 @@
 import hashlib
 import logging
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from cutlayer.core import keys
 from cutlayer.core.checks import check_device
 from cutlayer.core.codec import Coder
 from cutlayer.core.kinds import ACTIVATIONS, KINDS, LABELS, Kind
+from cutlayer.core.method import Method, shallowest
 from cutlayer.core.program import Program
 from cutlayer.data import sources
 from cutlayer.data.arrays import Arrays
 from cutlayer.data.columns import Columns
 from cutlayer.data.hold_out import divide
-from cutlayer.data.local import local
+from cutlayer.data.local import check_readable, local
 from cutlayer.data.own import OwnData
 from cutlayer.errors import ConfigError, DataError, LinkError
 from cutlayer.registry import find
@@ -56,12 +58,14 @@ class DeviceSettings:
     audit: Path | None = None  # a record of what leaves
     _ready: tuple[Run, ClientDevice] | None = field(default=None, init=False)
     _attempts: dict[str, Attempts] = field(default_factory=dict, init=False)  # by run
-    _day: Day = field(default_factory=Day, init=False)
+    _day: Day = field(init=False)
 
     def __post_init__(self) -> None:
         for name in self.never:
             find("kind", KIND_BY_NAME, name)
         check_device(self.device)
+        limited = self.allowance.day_seconds < inf
+        self._day = Day(self.state / "day" if self.state is not None and limited else None)
         if not Path(self.data).exists() and self.data not in sources.names():
             raise DataError(f"there is no file or folder {self.data}, and no data set of that name; check --data")
 
@@ -69,8 +73,18 @@ class DeviceSettings:
         """Return the device for this run; it is prepared once and then reused."""
         told = _run_of(welcome.run)
         if self._ready is None or self._ready[0] != told or self._ready[1].client != welcome.client:
+            self._ready = None  # what is not needed any more takes no memory
             self._ready = (told, self._made(told, welcome.client))
         return self._ready[1]
+
+    def check(self) -> None:
+        """Read the run and the samples as far as they are known before a server is."""
+        if self.config is not None:
+            self.rehearsed()
+            return
+        for path in (Path(self.data), *([] if self.test is None else [self.test])):
+            if path.exists():  # and is not the name of a data set
+                check_readable(path)
 
     def rehearsed(self) -> ClientDevice:
         """Return the device for its own run, without a server."""
@@ -89,7 +103,7 @@ class DeviceSettings:
         program, tests = Program(method, coders(run.codecs, split, data.take(range(2)).x)), None
         if held is not None:
             tests = OwnTests(held.to(self.device), Examination.of(method, build.metrics(run, data)))
-        self._check_leaving(leaving(program, *([] if tests is None else [tests.program])), split.cut, program.coders)
+        self._check_leaving(leaving(program, *([] if tests is None else [tests.program])), method)
         folder = None if self.state is None else self.state / run.name
         store = ClientStore(client, folder)
         store.load(self.device)
@@ -106,6 +120,8 @@ class DeviceSettings:
             precision=run.precision,
             two_servers=self.two_servers,
         )
+        terms = self._terms(run, taking, tests, folder)
+        log.info("what leaves this device: %s", ", ".join(_named(terms, program.coders)) or "nothing")
         return ClientDevice(
             client=client,
             program=program,
@@ -117,7 +133,8 @@ class DeviceSettings:
             precision=run.precision,
             never=self.never,
             secret=self.secret,
-            terms=self._terms(run, taking, tests, folder),
+            clients=run.clients,
+            terms=terms,
             audit=None if self.audit is None else Audit(self.audit),
         )
 
@@ -168,17 +185,26 @@ class DeviceSettings:
         kept, held = divide(len(data), run.hold_out, keys.fold(run.seed, "hold_out"), client)
         return data.take(kept), data.take(held)
 
-    def _check_leaving(self, kinds: Sequence[Kind], cut: int, coders: Mapping[Kind, Coder]) -> None:
+    def _check_leaving(self, kinds: Sequence[Kind], method: Method) -> None:
         for kind in kinds:
             if kind.name in self.never:
-                raise LinkError(f"this run's method sends {kind.name}, which this device never does")
-        if cut == 0 and ACTIVATIONS in kinds and not self.raw:
+                raise LinkError(
+                    f"this run's method sends {kind.name}, which this device never sends (--never {kind.name})"
+                )
+        model = shallowest(method)
+        if model.passes_raw and ACTIVATIONS in kinds and not self.raw:
             raise LinkError(
-                "this run leaves no layer at the clients, so their raw inputs would leave as activations; "
-                "join with --allow-raw if that is meant"
+                f"at cut {model.cut} this run leaves no weights at the clients, so their raw inputs would leave as "
+                "activations; join with --allow-raw if that is meant"
             )
-        words = (f"{kind.name} ({coders[kind]})" if kind in coders else kind.name for kind in kinds)
-        log.info("what leaves this device: %s", ", ".join(words) or "nothing")
+
+
+def _named(terms: Terms, coders: Mapping[Kind, Coder]) -> Iterator[str]:
+    """Yield the kinds that leave a device on these terms, with their codecs."""
+    told = [*terms.conversation.any_round.kinds, *([] if terms.tests is None else terms.tests.kinds)]
+    for name in dict.fromkeys(told):
+        coder = coders.get(KIND_BY_NAME[name])
+        yield name if coder is None else f"{name} ({coder})"
 
 
 def _columns(run: Run) -> Columns:

@@ -86,9 +86,11 @@ NO_NOTE: tuple[str, Any] = ("", None)
 class Heard:
     """What one client was asked in a round."""
 
+    round: int = 0
     lines: list[Line] = field(default_factory=list)
     forms: list[tuple[str, Any]] = field(default_factory=list)  # kind and form of each value that came down
     leaves: list[tuple[str, Any]] = field(default_factory=list)  # and of each that goes up
+    settings: list[Any] = field(default_factory=list)  # plain numbers that came down
     steps: list[int] = field(default_factory=list)  # the number of each mini-batch
     seeds: Counter[int] = field(default_factory=Counter)  # of the client alone, by number
     slots: int = 0  # that held values at a time
@@ -100,6 +102,7 @@ class Heard:
     def received(self, values: list[tuple[str, Tree]]) -> None:
         """Note the kinds and values of one message."""
         self.forms += [(kind, form_of(kind, value)) for kind, value in values]
+        self.settings += [value for _, value in values if isinstance(value, int | float)]
         by_row = [(kind in BY_SAMPLE, value) for kind, value in values]
         self.whole = max(self.whole, sum(tree.num_bytes(value) for is_row, value in by_row if not is_row))
         self.per_row = max(self.per_row, sum(_bytes_of_a_row(value) for is_row, value in by_row if is_row))
@@ -113,7 +116,7 @@ class Recorder(Remote):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.record, self._reader = Heard(), Reader()
+        self.record, self._reader = Heard(round=self.round.number), Reader()
         self._notes: list[tuple[str, Any]] = []  # kind and value of what came down, and the number of each mini-batch
 
     def alive(self, ids: Ids) -> Ids:
@@ -129,9 +132,11 @@ class Recorder(Remote):
         if rest is not None:
             self._record(rest)
 
-    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
+    def load(
+        self, walk: Walk, steps: Mapping[int, int], number: int, step_keys: Mapping[int, int]
+    ) -> tuple[PerClient, PerClient]:
         self._notes += [("", steps[self.own])] if self.own in steps else []
-        return super().load(walk, steps, step_keys)
+        return super().load(walk, steps, number, step_keys)
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
         self.record.seeds[number] += self.own in ids

@@ -177,6 +177,15 @@ class Board:
         """The server turned away somebody who is not a client of this run; a flood is only counted."""
         with self._lock:
             self._run.refused_connections += 1
+        self._tell_stranger("connection refused", reason=reason)
+
+    def left_early(self, name: str, reason: str) -> None:
+        """A client left before it was ready: it cannot take part, or does not want to."""
+        self._tell_stranger("client left before it was ready", client=printable(name), reason=reason)
+
+    def _tell_stranger(self, message: str, **fields: Any) -> None:
+        """Log an event that anybody may cause from outside, unless there were many of late."""
+        with self._lock:
             now = self._clock()
             if len(self._refusals) == MOST_REFUSALS and now - self._refusals[0] < REFUSALS_SECONDS:
                 self._not_logged += 1
@@ -184,7 +193,7 @@ class Board:
             self._refusals.append(now)
             missing = {"not_logged": self._not_logged} if self._not_logged else {}
             self._not_logged = 0
-        event(log, logging.WARNING, "connection refused", reason=reason, **missing)
+        event(log, logging.WARNING, message, **fields, **missing)
 
     def failed_handshakes(self, number: int, addresses: Mapping[str, int]) -> None:
         """So many connections have shown no certificate in time, or none that is accepted."""

@@ -21,20 +21,20 @@ class Put(Command, frozen=True, tag="put"):
 
 
 class Key(Command, frozen=True, tag="key"):
-    """Store a key of this round, which all places know; takes the key."""
+    """Store the client's key of a step, which all places know; takes the number of the step in the round."""
 
     out: int
 
 
 class Batch(Command, frozen=True, tag="batch"):
-    """Load inputs and labels of one of the client's own mini-batches; takes the batch size, the step and its key."""
+    """Load one of the client's own mini-batches; takes its size, its number, and that of the step in the round."""
 
     x: int
     y: int
 
 
 class Own(Command, frozen=True, tag="own"):
-    """Make a seed that only the client knows; takes the step of the round."""
+    """Make a seed that only the client knows; takes the number of the step in the round, or of a crossing."""
 
     out: int
 

@@ -16,6 +16,7 @@ PROTOCOL = 4
 SERVICE = "cutlayer.Link"
 JOIN = f"/{SERVICE}/Join"
 MEET = f"/{SERVICE}/Meet"
+STOPPING = "the server is stopping for now"  # of a Bye
 MOST_LISTS = 1000  # lists of commands that a client remembers
 MOST_BYTES = 2**40  # of one message from a server; memory is allocated only for what has arrived
 

@@ -33,6 +33,8 @@ log = logging.getLogger("cutlayer")
 ALONE_SECONDS = 1.0
 MOST_REFUSED = 3  # attempts at a round that fail because answers were refused
 FEWEST_WEIGHED = 3  # clients in a round of which one may be too heavy
+LOOK_AT_DATA = "what they sent could not be used: {}. Look at the data and the learning rate"
+ASK_OWNERS = "the devices refused to go on: {}. Ask their owners, who set the run file and the limits of each device"
 
 
 @dataclass(kw_only=True)
@@ -170,9 +172,10 @@ class DeviceBackend:
             refused = bool(refusal) and not self._others(self.sessions.met)
             self._refused += refused
             if refused and self._refused == MOST_REFUSED:  # further attempts would fail alike
+                by_clients = isinstance(error, AllClientsLost) and error.by_clients
+                advice = ASK_OWNERS if by_clients else LOOK_AT_DATA
                 raise ConfigError(
-                    f"{error}, {self._refused} times; what they sent could not be used: {refusal}. Look at the "
-                    "data and the learning rate; the rounds before are saved"
+                    f"{error}, {self._refused} times; {advice.format(refusal)}; the rounds before are saved"
                 ) from None
             log.warning("%s; it is tried again", error)
             if refusal and not refused and not self._others(self.sessions.present()):

@@ -23,14 +23,19 @@ from cutlayer.remote.server.waits import Wait, Waits
 from cutlayer.remote.tensors.trees import sendable
 
 AGREEMENT = 30.0  # seconds beyond the deadline that one server waits for the other to say who answered
+MOST_QUOTED = 3  # different refusals
 
 
 class AllClientsLost(CutlayerError):
-    """Every client of a round is lost. `refusal` says why an answer was refused, if one was."""
+    """Every client of a round is lost. `refusal` says why answers were refused, or why clients refused to give any."""
 
-    def __init__(self, message: str, refusal: str = "") -> None:
+    def __init__(self, message: str, refusal: str = "", by_clients: bool = False) -> None:
         super().__init__(message)
-        self.refusal = refusal
+        self.refusal, self.by_clients = refusal, by_clients
+
+
+class ItRefuses(WireError):
+    """A client has not done its work: it says where it stopped, and why."""
 
 
 class FedValues:
@@ -101,7 +106,7 @@ class RoundExchange:
         self._came: dict[int, list[Tree]] = {}
         self._agreed: Ids | None = None
         self._early: dict[int, Answered] = {}
-        self._refused = ""  # why an answer was refused, if one was
+        self._refused: list[WireError] = []  # why answers cannot be used
 
     def read(self, request: Request, event: Answered) -> list[Tree]:
         """Return the values of an answer; raise WireError if they cannot be used."""
@@ -122,8 +127,13 @@ class RoundExchange:
         answered = self._decided(requests) if self.peer.has(home) else self._told(requests)
         self.lost |= requests.keys() - set(answered)
         if not set(self.ids) - self.lost:
-            raise AllClientsLost(f"round {self.round.number + 1}: every client is lost", self._refused)
+            raise self._all_lost()
         return answered, self._came
+
+    def _all_lost(self) -> AllClientsLost:
+        refusals = list(dict.fromkeys(map(str, self._refused)))[:MOST_QUOTED]
+        by_clients = all(isinstance(error, ItRefuses) for error in self._refused)
+        return AllClientsLost(f"round {self.round.number + 1}: every client is lost", "; ".join(refusals), by_clients)
 
     def _decided(self, requests: Mapping[int, Request]) -> Ids:
         """Wait for these clients, and decide who has answered."""
@@ -199,6 +209,7 @@ class RoundExchange:
         try:
             self._came[j] = self.read(asked.request, event)
         except WireError as error:
+            self._refused.append(error)
             self._lose(j, str(error), refused=True)
             return
         self.heard[j] = event.session
@@ -233,7 +244,6 @@ class RoundExchange:
     def _lose(self, j: int, reason: str, *, refused: bool = False) -> None:
         """Expect nothing more of a client and end its session, so that it joins the next round anew."""
         self._waiting.pop(j, None)
-        self._refused = reason if refused else self._refused
         (self.watcher.refused if refused else self.watcher.lost)(j, reason)
         if self.peer.commands:
             self.peer.tell(Gone(token=self.round.token, client=j))

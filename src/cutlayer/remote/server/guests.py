@@ -46,6 +46,10 @@ class Guests:
                     self.board.refused(client, reason)
                     self.sessions.leave(client, session.number, reason)
 
+    def names(self) -> dict[int, str]:
+        """Return the names of those in the list, as it was read last, by number."""
+        return {} if self._register is None else {j: name for name, j in self._register.clients.items()}
+
     def _reread(self, path: Path) -> None:
         try:
             text = path.read_bytes()

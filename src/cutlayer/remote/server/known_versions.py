@@ -9,6 +9,7 @@ downloads the value again.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cutlayer.core import tree
 from cutlayer.core.crossing import mark_of
 from cutlayer.core.tree import Tree
 from cutlayer.remote.protocol.messages import KeptVersion
@@ -17,6 +18,7 @@ from cutlayer.remote.server.shape_runner import ShapeRunner, Spec
 LATEST = 4  # versions remembered for each client and value: a client may disconnect before it keeps the last one
 
 Told = tuple[int, int]  # version, token
+ToldForm = tuple[int, int, int]  # version, token, number of the value's form
 
 
 class KnownVersions:
@@ -24,8 +26,8 @@ class KnownVersions:
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, Told]] = {}
-        self._told: dict[str, dict[int, tuple[Told, ...]]] = {}
-        self._shapes: dict[str, Tree] = {}  # of the values, whose content is not here
+        self._told: dict[str, dict[int, tuple[ToldForm, ...]]] = {}
+        self._shapes: dict[str, list[Tree]] = {}  # of the values, whose content is not here
 
     @property
     def is_empty(self) -> bool:
@@ -35,7 +37,7 @@ class KnownVersions:
     def believed(self, client: int, kept: Iterable[KeptVersion]) -> dict[str, Told]:
         """Return the part of a client's statement that can be true."""
         stated = {k.name: (k.version, k.token) for k in kept}
-        return {name: told for name, told in stated.items() if told in self._told.get(name, {}).get(client, ())}
+        return {name: told for name, told in stated.items() if told in map(_without_form, self._of(name, client))}
 
     def joined(self, client: int, kept: Iterable[KeptVersion]) -> None:
         """Replace what is known about a client by its own statement."""
@@ -56,20 +58,40 @@ class KnownVersions:
     def told(self, name: str, client: int, version: int, token: int, spec: Spec) -> None:
         """Note that a client was told to keep such a value."""
         self._held.setdefault(client, {})[name] = (version, token)
-        before = self._told.setdefault(name, {}).get(client, ())
         # Of one round only the last version counts: a client states what it has after a request is done.
-        self._told[name][client] = (*(t for t in before if t[1] != token), (version, token))[-LATEST:]
-        self._shapes.setdefault(name, spec.bare)
+        before = (t for t in self._of(name, client) if t[1] != token)
+        now = (version, token, self._form(name, spec.bare))
+        self._told.setdefault(name, {})[client] = (*before, now)[-LATEST:]
 
-    def spec(self, name: str, shapes: ShapeRunner) -> Spec:
-        """Return the form of the value that is kept under a name."""
-        return shapes.put(self._shapes[name], mark_of(name))
+    def spec(self, name: str, client: int, shapes: ShapeRunner) -> Spec:
+        """Return the form of the value that a client keeps under a name."""
+        held = self._held[client][name]
+        form = next(told[2] for told in self._of(name, client) if _without_form(told) == held)
+        return shapes.put(self._shapes[name][form], mark_of(name))
+
+    def _of(self, name: str, client: int) -> tuple[ToldForm, ...]:
+        return self._told.get(name, {}).get(client, ())
+
+    def _form(self, name: str, bare: Tree) -> int:
+        """Return the number of a form: clients may hold other layers than each other, and than in other rounds."""
+        known = self._shapes.setdefault(name, [])
+        looks = tree.signature(bare)
+        if all(tree.signature(own) != looks for own in known):
+            known.append(bare)
+        return next(k for k, own in enumerate(known) if tree.signature(own) == looks)
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint; clients that come back state again what they hold."""
-        return {"told": {name: dict(told) for name, told in self._told.items()}, "shapes": dict(self._shapes)}
+        return {
+            "told": {name: dict(told) for name, told in self._told.items()},
+            "shapes": {name: list(forms) for name, forms in self._shapes.items()},
+        }
 
     def restore(self, content: dict[str, Any]) -> None:
         self._held = {}
         self._told = {name: dict(told) for name, told in content.get("told", {}).items()}
-        self._shapes = dict(content.get("shapes", {}))
+        self._shapes = {name: list(forms) for name, forms in content.get("shapes", {}).items()}
+
+
+def _without_form(told: ToldForm) -> Told:
+    return told[:2]

@@ -50,7 +50,7 @@ class NoPeer:
     """Both servers are this process: there is nobody to tell, and nothing to wait for."""
 
     apart = False
-    commands = True
+    commands = says_goodbye = True
     link_number = 0
 
     def has(self, place: Place) -> bool:
@@ -74,6 +74,9 @@ class NoPeer:
     def linked(self, credentials: Credentials | None) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def ending(self) -> None:
+        pass
+
     def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         raise LinkError("this server holds both roles; start it with --role train")
 
@@ -90,7 +93,7 @@ class Peer:
         self.link_number = 0  # grows whenever the link comes up or goes down
         self._send: Callable[[m.Message, Sequence[Tensor]], None] | None = None
         self._hang_up: Callable[[], None] = lambda: None
-        self._linked = threading.Event()
+        self._linked, self._over = threading.Event(), threading.Event()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
 
     def has(self, place: Place) -> bool:
@@ -112,20 +115,28 @@ class Peer:
         if self._train is None:
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(target=self._keep_linked, args=(credentials, over), name="peer link", daemon=True)
+        thread = threading.Thread(target=self._keep_linked, args=(credentials,), name="peer link", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            self._over.set()
             self._hang_up()
             thread.join(GOODBYE_SECONDS)  # the last messages are on their way
 
-    def _keep_linked(self, credentials: Credentials | None, over: threading.Event) -> None:
+    def ending(self) -> None:
+        """Note that the run is over: a link that breaks from now on is not made again."""
+        self._over.set()
+
+    @property
+    def says_goodbye(self) -> bool:
+        """Return whether a server is there that tells clients that the run is over: the one that commands them."""
+        return self.commands or self._linked.is_set()
+
+    def _keep_linked(self, credentials: Credentials | None) -> None:
         import grpc
 
-        while not over.is_set():
+        while not self._over.is_set():
             with channel_to(str(self._train), "train", credentials) as channel:
                 try:
                     grpc.channel_ready_future(channel).result(PATIENCE)
@@ -134,7 +145,7 @@ class Peer:
                     continue
                 out = Outbox()
                 self._follow(channel.stream_stream(m.MEET)(chain.from_iterable(iter(out.get, None))), out)
-            over.wait(PAUSE)
+            self._over.wait(PAUSE)
 
     def stream(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """At the training server, serve the link that the fed server has opened; yield what goes to it."""

@@ -77,12 +77,12 @@ class Queue:
         """A value of this shape that the fed server sends directly."""
         return self._add(self._shapes.put(shape), c.Get, number)
 
-    def key(self, key: int) -> Ref:
-        return self._add(self._shapes.put(torch.tensor(key)), c.Key, key)
+    def key(self, number: int) -> Ref:
+        return self._add(self._shapes.put(torch.tensor(SOME_KEY)), c.Key, number)
 
-    def batch(self, size: int, step: int, key: int, length: int) -> tuple[Ref, ...]:
-        self._numbers += [size, step, key]
-        return self._run([], lambda _, x, y: c.Batch(x, y), 2, like=(length, 0, SOME_KEY))
+    def batch(self, size: int, step: int, number: int, length: int) -> tuple[Ref, ...]:
+        self._numbers += [size, step, number]
+        return self._run([], lambda _, x, y: c.Batch(x, y), 2, like=(length, 0, 0))
 
     def own(self, number: int) -> Ref:
         self._numbers.append(number)

@@ -17,7 +17,7 @@ from cutlayer.engines.base import one_by_one
 from cutlayer.errors import WireError
 from cutlayer.remote.protocol.messages import Refusal
 from cutlayer.remote.server.answers import checked
-from cutlayer.remote.server.exchange import RoundExchange
+from cutlayer.remote.server.exchange import ItRefuses, RoundExchange
 from cutlayer.remote.server.queue import Queue, Ref, Request
 from cutlayer.remote.server.sessions import Answered
 from cutlayer.remote.server.shape_runner import ShapeRunner
@@ -36,19 +36,19 @@ class Remote(RoundExchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.queues = {j: Queue(self.shapes) for j in self.ids}
-        self._keys: Mapping[int, int] = {}  # of the step
+        self._step = 0  # of the round, from which clients derive their keys
 
     # -- the verbs -------------------------------------------------------------------------------------------------
 
-    def load(self, walk: Walk, steps: Mapping[int, int], step_keys: Mapping[int, int]) -> tuple[PerClient, PerClient]:
-        made = {
-            j: self.queues[j].batch(walk.size(j), step, step_keys[j], walk.length(j, step)) for j, step in steps.items()
-        }
+    def load(
+        self, walk: Walk, steps: Mapping[int, int], number: int, step_keys: Mapping[int, int]
+    ) -> tuple[PerClient, PerClient]:
+        self._step = number
+        made = {j: self.queues[j].batch(walk.size(j), step, number, walk.length(j, step)) for j, step in steps.items()}
         x, y = (PerClient("clients", one_by_one({j: pair[k] for j, pair in made.items()})) for k in (0, 1))
         return x, y
 
     def keys(self, keys: Mapping[int, int]) -> PerClient:
-        self._keys = keys
         return self.engines["server"].keys(keys)
 
     def own_seeds(self, number: int, ids: Ids) -> PerClient:
@@ -100,7 +100,7 @@ class Remote(RoundExchange):
         own = value.at(j)
         if isinstance(own, Ref):
             return own
-        return self.queues[j].key(self._keys[j]) if value.place == "anywhere" else self.queues[j].put(own)
+        return self.queues[j].key(self._step) if value.place == "anywhere" else self.queues[j].put(own)
 
     # -- the only verb that waits ----------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Remote(RoundExchange):
     def read(self, request: Request, event: Answered) -> list[Tree]:
         answer = event.answer
         if isinstance(answer, Refusal):
-            raise WireError(f"it refuses: {answer.where}: {answer.reason}")
+            raise ItRefuses(f"it refuses: {answer.where}: {answer.reason}")
         if answer.token != self.round.token:
             raise WireError("its answer is of another attempt at the round")
         values = checked(request, answer.numbers, event.tensors, self.num_classes, self.program.coders)
@@ -150,7 +150,7 @@ class RemoteMemory:
 
     def recall(self, name: str) -> PerClient:
         kept, shapes, queues = self.remote.kept, self.remote.shapes, self.remote.queues
-        made = {j: queues[j].recall(name, kept.spec(name, shapes)) for j in self.versions(name)}
+        made = {j: queues[j].recall(name, kept.spec(name, j, shapes)) for j in self.versions(name)}
         return PerClient("clients", one_by_one(made))
 
     def keep(self, name: str, value: PerClient, version: int) -> PerClient:

@@ -25,6 +25,7 @@ from cutlayer.remote.device.session import forms_of
 from cutlayer.remote.identity.certificates import Credentials, warning_of_expiry
 from cutlayer.remote.identity.register import Register
 from cutlayer.remote.monitor.status import Board
+from cutlayer.remote.protocol.messages import STOPPING
 from cutlayer.remote.server.ceilings import Ceilings
 from cutlayer.remote.server.claims import Claims
 from cutlayer.remote.server.deployment import DeviceBackend
@@ -52,6 +53,7 @@ Role = Literal["both", "train", "fed"]
 POLL_SECONDS = 0.2
 MODELS_WORTH = 4  # a delivery may be as large as so many models: a model with its moments, and more
 GOODBYE_SECONDS = 2.0
+MOST_NAMED = 10  # clients that are not here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,23 +222,34 @@ class RunServer:
         while True:
             present = tuple(self.sessions.present())
             waited = time.monotonic() - begin
-            self._notice(present, waited)
-            late = waited >= self.serving.patience
+            self._notice(present)
+            late, enough = waited >= self.serving.patience, len(present) >= max(least, fewest)
             self._expected = max(self._expected, min(len(present), self.run.clients))
-            if len(present) >= self._expected or (late and len(present) >= max(least, fewest)):
+            missing = self._expected - len(present)
+            if missing <= 0 or (late and enough):
+                if missing > 0:
+                    counts = f"{len(present)} of {self._expected} clients"
+                    log.info("round %d begins with %s%s", round + 1, counts, self._absent(present))
                 self._expected = len(present)
                 self.board.waiting("")
                 return present
+            if waited > POLL_SECONDS:
+                limit = f"for up to {self.serving.patience:g} s" if enough else "without a limit"
+                counts = f"{missing} of {self._expected} clients"
+                self.board.waiting(f"waiting for {counts} {limit}{self._absent(present)}")
             time.sleep(POLL_SECONDS)
 
-    def _notice(self, present: tuple[int, ...], waited: float) -> None:
-        """Show on the board who has left, and how many clients the round waits for."""
+    def _absent(self, present: tuple[int, ...]) -> str:
+        """Return the names of those in the list who are not here."""
+        names = [name for j, name in self.guests.names().items() if j not in present]
+        more = ["..."] if len(names) > MOST_NAMED else []
+        return f"; not here: {', '.join(names[:MOST_NAMED] + more)}" if names else ""
+
+    def _notice(self, present: tuple[int, ...]) -> None:
+        """Show on the board who has left."""
         for j in self._present - set(present):
             self.board.left(j)
         self._present = set(present)
-        missing = self._expected - len(present)
-        if missing > 0 and waited > POLL_SECONDS:
-            self.board.waiting(f"waiting for {missing} of {self._expected} clients")
 
     @contextmanager
     def open(self) -> Iterator[str]:
@@ -246,6 +259,7 @@ class RunServer:
         if credentials is not None and credentials.name != name:
             raise ConfigError(
                 f"{self.serving.keys} holds the keys of {credentials.name!r}; this server needs those of {name!r}"
+                + (", or start it with --role fed" if credentials.name == "fed" else "")
             )
         ceilings = self.serving.ceilings
         handshakes = Handshakes(ceilings.handshake, self.board.failed_handshakes, ceilings.of_an_address)
@@ -264,7 +278,7 @@ class RunServer:
             handshakes=handshakes,
         )
         server, port = listen(self.serving.listen, credentials, admission, self.run.clients)
-        self.farewell = "the server stops for now"
+        self.farewell = STOPPING
         try:
             with (
                 self.peer.linked(credentials),
@@ -279,11 +293,18 @@ class RunServer:
             server.stop(GOODBYE_SECONDS).wait(GOODBYE_SECONDS)
 
     def done(self) -> None:
-        """Note that the run is over, and wait for lost clients to tell them."""
+        """Note that the run is over, and wait for lost clients to tell them.
+
+        Of two servers it is the training server that tells them, so the fed server is there for as long as that one.
+        """
         self.farewell = OVER
+        self.peer.ending()
         end = time.monotonic() + self.serving.linger
-        while self.sessions.met - self.sessions.present().keys() and time.monotonic() < end:
+        while self._has_lost() and self.peer.says_goodbye and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
+
+    def _has_lost(self) -> bool:
+        return bool(self.sessions.met - self.sessions.present().keys())
 
     def _numbers(self) -> Callable[[str], int]:
         path = self._list
@@ -355,6 +376,7 @@ def serve(
                     resume=True,
                     overwrite=server.peer.agree(folder, overwrite),
                     make=server.training,
+                    on_start=lambda training: _tell_resumed(training, folder, run),
                     on_round=lambda _, record: board.round_ended(record),
                 )
                 break
@@ -364,3 +386,8 @@ def serve(
         server.done()
         board.ended()
     return training
+
+
+def _tell_resumed(training: Training, folder: Folder, run: Run) -> None:
+    if training.state.round and not training.ended:
+        log.info("continuing %s after round %d of %d", folder.path, training.state.round, run.rounds)

@@ -204,11 +204,12 @@ class ClientStream:
         self._later(READY_SECONDS, lambda: self._deny(f"it was not ready within {READY_SECONDS:g} seconds"))
         other = self.admission.pending.pop(self.number, None)
         self.admission.pending[self.number] = self
-        if other is not None and other.session is None:  # a client has one pending stream
+        if other is not None:  # a client has one pending stream
             other._deny("the same client has come again")
 
     def _let_in(self, ready: m.Ready) -> None:
         self.admission.check(self.name or "", ready)
+        self._was_pending()
         self._timer.cancel()
         self.session = ClientSession(
             client=self.number,
@@ -245,10 +246,25 @@ class ClientStream:
         """Say why the session ends: after a Bye the client comes back, after anything else it does not."""
         if reason == OVER:
             self._end(m.Done(reason))
-        elif reason == REPLACED or not self.returns:
+        elif reason == REPLACED or not self.returns or not self._is_listed():
             self._end(m.Denied(reason[:2000], final=True))
         else:
             self._end(m.Bye(reason[:2000]))
+
+    def _is_listed(self) -> bool:
+        """Return whether the client may come back, as far as the list can be read."""
+        try:
+            self.admission.number_of(self.name or "")
+        except LinkError:
+            return False
+        except UsageError:
+            pass
+        return True
+
+    def _was_pending(self) -> bool:
+        """Note that the stream does not wait for its client to be ready any more; return whether it did."""
+        pending = self.admission.pending
+        return pending.get(self.number) is self and pending.pop(self.number, None) is self
 
     def _misbehaved(self, reason: str) -> None:
         if self.session is None:
@@ -259,6 +275,7 @@ class ClientStream:
 
     def _deny(self, reason: str, final: bool = False, told: str = "") -> None:
         """Refuse the client; `told` is what it is told instead of the reason."""
+        self._was_pending()
         self.admission.watcher.refused_connection(f"{self.name or self.context.peer()}: {reason}")
         self._end(m.Denied((told or reason)[:2000], final))
 
@@ -271,6 +288,8 @@ class ClientStream:
     def _over(self, reason: str) -> None:
         if self.session is not None:
             self.admission.sessions.leave(self.number, self.session.number, reason)
+        elif self._was_pending():
+            self.admission.watcher.left_early(self.name or "", reason)
         self.out.put(None)
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutlayer.results.figures import curves, plan, sweep
+from cutlayer.results.figures.contents import keywords, refuse_to_lose
 from cutlayer.results.figures.style import Width, check_format, written
 from cutlayer.results.report import Comparison
 
 if TYPE_CHECKING:
     from cutlayer.planning.planner import Planned
 
-__all__ = ["Width", "check_format", "draw", "draw_plan"]
+__all__ = ["Width", "check_format", "draw", "draw_plan", "refuse_to_lose"]
 
 
 def draw(comparison: Comparison, path: Path, width: Width = Width.TWO) -> None:
@@ -21,7 +22,7 @@ def draw(comparison: Comparison, path: Path, width: Width = Width.TWO) -> None:
     """
     sweeps = comparison.panels[0].recipe.figure
     of_one_recipe = len({panel.name.partition("/")[0] for panel in comparison.panels}) == 1
-    with written(path) as figure:
+    with written(path, keywords=keywords(comparison)) as figure:
         if sweeps and of_one_recipe:
             sweep.fill(figure, comparison.panels, sweeps, width)
         else:

@@ -53,11 +53,12 @@ class Width(StrEnum):
 def check_format(path: Path) -> None:
     """Reject a file name with an unknown format, before any work is done."""
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot draw a figure into {path}; use a name that ends in {', '.join(FORMATS)}")
+        endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ConfigError(f"cannot draw a figure into {path}; use a name that ends in {endings}")
 
 
 @contextmanager
-def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
+def written(path: Path, remedy: str = RUNS_ARE_SAVED, *, keywords: str = "") -> Iterator["Figure"]:
     """Yield an empty figure and write it to the file afterwards; `remedy` ends the message if that fails."""
     import matplotlib  # here because it is slow to load, and most commands draw nothing
     from matplotlib.figure import Figure
@@ -68,7 +69,7 @@ def written(path: Path, remedy: str = RUNS_ARE_SAVED) -> Iterator["Figure"]:
         yield figure
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=200)
+            figure.savefig(path, dpi=200, metadata={"Keywords": keywords} if keywords else None)
         except OSError as error:
             why = error.strerror or error
             raise ConfigError(f"the figure could not be written to {path}: {why}; {remedy}") from error
