@@ -321,12 +321,12 @@ def test_a_device_refuses_a_damaged_code_before_it_decodes_it() -> None:
     attacker = Attacker({"gradients": SPARSE})
     coder = attacker.coders[GRADIENTS]
     code = coder.encode(torch.randn(4, 2, 8, 8, dtype=torch.float64))
-    code.code["places"][0, 0] = code.code["places"][0, 1]
+    code.code["places"]["bits"][0, 0] ^= 1
     flat = flatten(code)
     refused = attacker.refusal(
         c.Put(0, flat.skeleton), c.Do(1, "codecs.gradients.decode", (0,)), tensors=flat.tensors, numbers=flat.numbers
     )
-    assert refused == "the places of topk(0.2) are not in order, or not all among 128 elements"
+    assert refused == "the bits of topk(0.2) do not name 26 of 128 elements"
 
 
 @pytest.mark.parametrize("codec", [SPARSE, "int8"])

@@ -289,6 +289,19 @@ def test_blocks_are_checked(counts: list[int], within: list[int], reason: str | 
         assert refusal(own, code, like) == reason
 
 
+@pytest.mark.parametrize(
+    ("packed", "sound"),
+    [([0x07, 0x00], True), ([0x00, 0x0E], True), ([0x0F, 0], False), ([1, 0], False), ([3, 16], False)],
+)
+def test_bits_are_checked(packed: list[int], sound: bool) -> None:
+    own, like = Coder(ACTIVATIONS, made({"name": "topk", "share": 0.25})), torch.empty(0, 1, 12)
+    code = {"values": torch.ones(1, 3), "places": {"bits": torch.tensor([packed], dtype=torch.uint8)}}
+    if sound:
+        own.check(Coded(code, like))
+    else:  # more, fewer, or behind the end
+        assert refusal(own, code, like) == "the bits of topk(0.25) do not name 3 of 12 elements"
+
+
 def test_products_that_overflow_are_refused() -> None:
     own, like = Coder(MODEL, made({"name": "lowrank", "rank": 1})), torch.empty(0, 3, 4)
     left, right = torch.full((1, 3, 1), 1e30), torch.full((1, 4, 1), 1e30)

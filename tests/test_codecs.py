@@ -168,8 +168,8 @@ def test_topk_keeps_the_lowest_of_equal_ones() -> None:
     a = torch.tensor([[1.0, -3.0, 2.0, -2.0, 0.0, 2.0], [0.0] * 6, [5.0] * 6])
     code = there({"name": "topk", "share": 0.5}, a)
     assert numbers(code["values"]) == [[-3.0, 2.0, -2.0], [0.0] * 3, [5.0] * 3]
-    assert numbers(code["places"]) == [[1, 2, 3], [0, 1, 2], [0, 1, 2]]
-    assert code["places"].dtype == torch.uint8
+    assert numbers(code["places"]["bits"]) == [[0b001110], [0b000111], [0b000111]]  # less than three bytes
+    assert code["places"]["bits"].dtype == torch.uint8
     assert numbers(back({"name": "topk", "share": 0.5}, a))[0] == [0.0, -3.0, 2.0, -2.0, 0.0, 0.0]
 
 
@@ -190,6 +190,21 @@ def test_places_of_long_rows_are_bytes_within_blocks() -> None:
     assert numbers(code["places"]["counts"]) == [[2, 1, 1], [0, 0, 4]]
     assert torch.equal(back({"name": "topk", "share": 4 / 600}, a), a)
     assert tree.num_bytes(code) == 2 * (4 * 4 + 4 + 3 * 2)
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "as_bits"),
+    [(16, 2, False), (16, 3, True), (24, 3, False), (300, 33, False), (300, 34, False), (300, 35, True)],
+)
+def test_places_take_a_bit_for_each_element_where_that_is_less(d: int, k: int, as_bits: bool) -> None:
+    a = torch.randperm(2 * d, generator=torch.Generator().manual_seed(0)).float().view(2, d) + 1
+    share = {"name": "topk", "share": k / d}
+    places = there(share, a)["places"]
+    assert (isinstance(places, dict) and "bits" in places) == as_bits
+    in_bytes = k + (4 if d > 256 else 0)  # 34 + 4 is no more than 300 / 8, rounded up
+    assert tree.num_bytes(places) == 2 * min(in_bytes, math.ceil(d / 8))
+    kept = a.topk(k, dim=1).values.amin(1, keepdim=True) <= a
+    assert torch.equal(back(share, a), torch.where(kept, a, 0.0))
 
 
 @pytest.mark.parametrize("d", [256, 257, 511, 512, 513])
@@ -235,7 +250,8 @@ def test_randtopk_draws_as_by_hand(alpha: float) -> None:
         drawn = order[row * d : (row + 1) * d]
         first = [sorted(group, key=lambda i: (drawn[i] >> 1, i)) for group in (by_size[:k], by_size[k:])]
         expected = sorted(first[0][: k - number] + first[1][:number])
-        assert numbers(code["places"][row]) == expected
+        found = numbers(code["places"]["bits"][row])
+        assert [i for i in range(d) if found[i // 8] >> i % 8 & 1] == expected
         assert torch.equal(code["values"][row], a[row, expected])
 
 
@@ -305,7 +321,7 @@ def test_chains_encode_values() -> None:
     scale = np.float32(3 / 127)
     assert numbers(code["values"]["integers"]) == [[-127, 85, -85]]  # 2 * 127 / 3 = 84.7
     assert numbers(code["values"]["scales"]) == [[float(scale)]]
-    assert numbers(code["places"]) == [[1, 2, 3]]
+    assert numbers(code["places"]["bits"]) == [[0b001110]]
     assert numbers(back([half, "int8"], a)) == [[0.0, -127 * scale, 85 * scale, -85 * scale, 0.0, 0.0]]
     code = there([half, "int4"], a)
     assert numbers(code["values"]["integers"]) == [[9 + 16 * 5, 11]]  # -7 and 5 (of 4.7), -5
@@ -319,7 +335,7 @@ def test_a_chain_of_three() -> None:
     scale = float(np.float32(0.8 / 7))
     assert numbers(code["values"]["scales"]) == [[scale]]
     assert numbers(code["values"]["integers"]) == [[5 + 16 * 9]]  # 0.6 * 7 / 0.8 = 5.25, and -7
-    assert numbers(code["places"]) == [[0, 2]]
+    assert numbers(code["places"]["bits"]) == [[0b0101]]
     assert numbers(back([CLIP, {"name": "topk", "share": 0.5}, "int4"], a)) == [[5 * scale, 0.0, -7 * scale, 0.0]]
 
 

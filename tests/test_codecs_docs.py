@@ -111,16 +111,17 @@ BYTES = {row[0]: row[1].replace("as `topk", "") for row in rows("codec | bytes")
 
 
 def said(name: str, **sizes: int) -> int:
-    """The bytes that the page says: a formula of these sizes, rounded up, and what long rows take more."""
+    """The bytes that the page says: a formula of these sizes, rounded up, and what places take."""
     cell = BYTES[name] or BYTES["topk"]
     formula = re.sub(
         r"(\d?)\*([a-z])\*", lambda found: "*".join(filter(None, found.groups())), re.split(" for |[,;]", cell)[0]
     )
     found = math.ceil(eval(re.sub(r"([a-z])\(", r"\1*(", formula), {}, sizes))
-    more = re.search(r"with more than (\d+) values, (\d+) more for each (\d+)", cell)
-    if more and sizes["d"] > int(more[1]):
-        found += int(more[2]) * math.ceil(sizes["d"] / int(more[3]))
-    return found
+    more = re.search(r"with more than (\d+) values (\d+) more for each (\d+), whichever is less", cell)
+    if more is None:
+        return found
+    blocks = int(more[2]) * math.ceil(sizes["d"] / int(more[3])) if sizes["d"] > int(more[1]) else 0
+    return found + min(math.ceil(sizes["d"] / 8), sizes["k"] + blocks)
 
 
 def test_every_codec_is_on_the_page() -> None:

@@ -8,7 +8,7 @@ from test_traffic import PAPER, TABLE3
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer.cli.traffic_table import gib
+from cutlayer.cli.traffic_table import GIB, in_units
 from cutlayer.core.batches import Batching
 from cutlayer.methods import METHODS
 from cutlayer.results.trials import Group, Trial
@@ -60,7 +60,7 @@ def run_of(method: str, client_params: int, clients: int, per_round: int, rounds
 
 def printed(group: Group) -> tuple[str, ...]:
     found = traffic.column(group, PAPER.samples, paper_convention=True)
-    return tuple(gib(size) for size in found.rows.values())
+    return tuple(in_units(size, GIB) for size in found.rows.values())
 
 
 @pytest.mark.parametrize("method", ["sfl_v1", "fsl_sage", pytest.param("zo_sfl", marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from test_report import FEDAVG, MIB, SPLIT, left
 
 import cutlayer as cl
 from cutlayer import recipes
-from cutlayer.cli.traffic_table import gib
+from cutlayer.cli.traffic_table import GIB, in_units
 from cutlayer.core.batches import Batching
 from cutlayer.core.kinds import KINDS
 from cutlayer.errors import ConfigError, UnknownNameError
@@ -66,7 +66,7 @@ def test_the_closed_form_gives_the_papers_table(method: str) -> None:
     found = expected(method, PAPER)
     rows = traffic.breakdown(found.crossed, paper_convention=True)
     assert tuple(rows) == ROWS
-    assert tuple(gib(size) for size in rows.values()) == TABLE3[method]
+    assert tuple(in_units(size, GIB) for size in rows.values()) == TABLE3[method]
     assert (found.rounds, round(found.samples)) == LENGTHS.get(method, (33, 165_000))
 
 
@@ -90,7 +90,7 @@ def test_clients_that_always_take_part_go_through_their_samples_in_turn() -> Non
 def test_everything_is_counted_without_the_papers_convention() -> None:
     rows = traffic.breakdown(expected("fsl_sage", PAPER).crossed)
     # the paper leaves out 0.84 GiB of clients' models that go down
-    assert gib(rows["Downlink (Model)"]) == "3.42"
+    assert in_units(rows["Downlink (Model)"], GIB) == "3.42"
     assert rows["Uplink (Labels)"] == 330 * (3 * 32 + 20) * 8
 
 
@@ -154,7 +154,7 @@ def test_impossible_settings_are_refused() -> None:
     [(0, "0.00"), (2**30, "1.00"), (0.0049 * 2**30, "0.005"), (0.00501 * 2**30, "0.01"), (1, "0.0000000009")],
 )
 def test_small_sizes_have_one_digit(size: float, text: str) -> None:
-    assert gib(size) == text
+    assert in_units(size, GIB) == text
 
 
 # -- of finished runs ------------------------------------------------------------------------------------------------
@@ -193,6 +193,15 @@ def test_compare_shows_what_crossed(say: Any, tmp_path: Path) -> None:
         ("paper/sfl_v1", 16392),
     ]
     assert panel["runs"][1]["bytes"]["Uplink (Act)"] == 2049 * MIB
+
+
+def test_small_runs_are_told_in_smaller_units(say: Any, tmp_path: Path) -> None:
+    left(tmp_path, FEDAVG, [0.2, 0.6])
+    left(tmp_path, SPLIT, [0.1, 0.7])
+    said = say("compare", ".", "--traffic", "--samples", "16")
+    lines_ = [line.split() for line in said.out.splitlines()]
+    assert ["MiB", "fedavg", "sfl_v1"] in lines_ and ["Total", "6.00", "6.00"] in lines_
+    assert "MiB of 2^20 bytes; bytes a sample × 16" in said.out
 
 
 def test_the_papers_cells_stand_beside_ours(say: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

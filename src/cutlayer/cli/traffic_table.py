@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlayer.cli.tables import Section, Sheet, plain_table
 from cutlayer.recipes.scale import unscaled
@@ -10,7 +10,17 @@ from cutlayer.results.report import Comparison
 from cutlayer.studies import traffic
 from cutlayer.studies.traffic import BEFORE
 
-LEAST = 0.005  # GiB; smaller sizes need more than two decimals
+LEAST = 0.005  # units; smaller sizes need more than two decimals
+
+
+class Unit(NamedTuple):
+    """Bytes as people read them."""
+
+    name: str
+    power: int  # of 2
+
+
+GIB, MIB = Unit("GiB", 30), Unit("MiB", 20)
 CONVENTION = (
     "by the convention of HO-SFL's Table 3: without labels, settings, set-up and what goes between servers; where an "
     "auxiliary model goes down, the client's own is left out"
@@ -35,12 +45,12 @@ def _published(printed: Mapping[str, tuple[str, ...]], name: str) -> dict[str, s
 
 def sections(found: Mapping[str, Any]) -> list[Section]:
     """Return a table for each panel, with a column for each run; the last one has the remarks."""
-    several, last = len(found["panels"]) > 1, len(found["panels"]) - 1
+    several, last, unit = len(found["panels"]) > 1, len(found["panels"]) - 1, _unit(found)
     made = []
     for number, panel in enumerate(found["panels"]):
         name = panel["panel"] if several else ""
-        remarks = _remarks(found) if number == last else []
-        made.append(Section(name=name, sheet=_table(panel["runs"], name), remarks=remarks))
+        remarks = _remarks(found, unit) if number == last else []
+        made.append(Section(name=name, sheet=_table(panel["runs"], name, unit), remarks=remarks))
     return made
 
 
@@ -55,35 +65,43 @@ def records(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _table(runs: list[Mapping[str, Any]], title: str) -> Sheet:
+def _unit(found: Mapping[str, Any]) -> Unit:
+    """Return MiB where all runs are small; papers print GiB."""
+    runs = [run for panel in found["panels"] for run in panel["runs"]]
+    totals = (sum(sizes.values()) for run in runs for sizes in (run["bytes"], run.get(BEFORE, {})))
+    as_paper = found["paper_convention"] or any(run["published"] for run in runs)
+    return GIB if as_paper or max(totals, default=0) >= 2**GIB.power else MIB
+
+
+def _table(runs: list[Mapping[str, Any]], title: str, unit: Unit) -> Sheet:
     """Put beside our column what it was before codecs, and the paper's, where there is one.
 
     Rows of our own that are 0 everywhere are left out.
     """
     columns: list[tuple[str, Mapping[str, str]]] = []
     for run in runs:
-        columns.append((run["label"], _cells(run["bytes"]) | {"samples": f"{run['samples']:,.0f}"}))
+        columns.append((run["label"], _cells(run["bytes"], unit) | {"samples": f"{run['samples']:,.0f}"}))
         if BEFORE in run:
-            columns.append((f"{run['label']}\nbefore codecs", _cells(run[BEFORE])))
+            columns.append((f"{run['label']}\nbefore codecs", _cells(run[BEFORE], unit)))
         if run["published"]:
             columns.append((f"{run['label']}\npaper", run["published"]))
     filled = [row for row in runs[0]["bytes"] if row in traffic.PAPER_ROWS or any(r["bytes"][row] for r in runs)]
     heads = [head for head, _ in columns]
     rows = [[row, *(cells.get(row, "") for _, cells in columns)] for row in (*filled, "Total", "samples")]
-    return plain_table(["GiB", *heads], rows, left=["GiB"], title=title)
+    return plain_table([unit.name, *heads], rows, left=[unit.name], title=title)
 
 
-def _cells(rows: Mapping[str, float]) -> dict[str, str]:
-    return {row: gib(size) for row, size in rows.items()} | {"Total": gib(sum(rows.values()))}
+def _cells(rows: Mapping[str, float], unit: Unit) -> dict[str, str]:
+    return {row: in_units(size, unit) for row, size in rows.items()} | {"Total": in_units(sum(rows.values()), unit)}
 
 
-def gib(size: float) -> str:
-    """Format bytes as GiB: 1.22, and one digit of less than a hundredth: 0.004, 0.00002."""
-    value = size / traffic.GIB
-    return f"{Decimal(f'{value:.1g}'):f}" if 0 < value < LEAST else f"{value:.2f}"
+def in_units(size: float, unit: Unit) -> str:
+    """Format bytes: 1.22, and one digit of less than a hundredth: 0.004, 0.00002."""
+    value = size / 2**unit.power
+    return f"{Decimal(f'{value:.1g}'):f}" if 0 < value < LEAST else f"{value:,.2f}"
 
 
-def _remarks(found: Mapping[str, Any]) -> list[str]:
+def _remarks(found: Mapping[str, Any], unit: Unit) -> list[str]:
     samples = found["samples"]
     if samples is None:
         length = "of whole runs, means over seeds"
@@ -91,4 +109,4 @@ def _remarks(found: Mapping[str, Any]) -> list[str]:
         length = f"bytes a sample × the samples of a run that ends with the first round beyond {samples:,}"
     else:
         length = f"bytes a sample × {samples:,}"
-    return [f"GiB of 2^30 bytes; {length}", *([CONVENTION] if found["paper_convention"] else [])]
+    return [f"{unit.name} of 2^{unit.power} bytes; {length}", *([CONVENTION] if found["paper_convention"] else [])]

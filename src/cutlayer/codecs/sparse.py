@@ -18,16 +18,20 @@ BLOCK = 256  # elements, so that a place in a block is one byte
 def _dense(self: object, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return the elements at their places, and zeros everywhere else."""
     values = code["values"]
-    places = _unpacked(code["places"], values.size(1))
+    places = _unpacked(code["places"], values.size(1), math.prod(shape[1:]))
     return torch.zeros(shape, dtype=dtype, device=values.device).flatten(1).scatter(1, places, values).reshape(shape)
 
 
 def _check(self: object, code: Code, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse places that are not different ones in order, one for each value."""
     packed, k, d = code["places"], code["values"].size(1), math.prod(shape[1:])
-    if isinstance(packed, dict) and bool((packed["counts"] < 0).any() | (packed["counts"].sum(1) != k).any()):
+    if _are_bits(packed):
+        bits = _bits(packed["bits"])
+        if bool((bits.sum(1) != k).any() | bits[:, d:].any()):
+            raise WireError(f"the bits of {self} do not name {k} of {d} elements")
+    elif isinstance(packed, dict) and bool((packed["counts"] < 0).any() | (packed["counts"].sum(1) != k).any()):
         raise WireError(f"the blocks of {self} do not have {k} elements")
-    places = _unpacked(packed, k)
+    places = _unpacked(packed, k, d)
     if bool((places < 0).any() | (places >= d).any() | (places.diff(dim=1) <= 0).any()):
         raise WireError(f"the places of {self} are not in order, or not all among {d} elements")
 
@@ -38,7 +42,8 @@ class TopK:
     """Keeps of each sample the elements of the largest magnitude; all others arrive as 0.
 
     Of d elements it keeps share * d, rounded up; among equal ones those with the lowest index. They cross in the order
-    of their places, about one byte for each place. A sample with a value that is not finite arrives with one.
+    of their places, which take about a byte each, or a bit for each of the d elements if that is less. A sample with a
+    value that is not finite arrives with one.
     """
 
     share: float
@@ -152,22 +157,46 @@ def _uniform(key: Tensor, stream: int, number: int) -> Tensor:
 
 def _sparse(rows: Tensor, size: Tensor, chosen: Tensor, k: int) -> Code:
     """Return the chosen elements, k of each row, in order, and their places."""
-    numbered = _numbered(chosen)
-    places = torch.searchsorted(numbered, _numbered(torch.ones_like(chosen[:, :k])))
+    places = _places(chosen, k)
     broken = size.amax(1, keepdim=True) == torch.inf
-    return {"values": torch.where(broken, torch.nan, rows.gather(1, places)), "places": _packed(places, numbered)}
+    return {"values": torch.where(broken, torch.nan, rows.gather(1, places)), "places": _packed(places, chosen)}
 
 
-def _packed(places: Tensor, numbered: Tensor) -> Code:
-    """Return places as bytes: in rows of several blocks, as places within a block and the number in each block."""
+def _places(chosen: Tensor, k: int) -> Tensor:
+    """Return the places of the k chosen elements of each row, in order."""
+    return torch.searchsorted(_numbered(chosen), _numbered(torch.ones_like(chosen[:, :k])))
+
+
+def _packed(places: Tensor, chosen: Tensor) -> Code:
+    """Return places as bytes, in rows of several blocks with the number in each block; or as bits if that is less."""
+    k, d = places.size(1), chosen.size(1)
+    blocks = -(-d // BLOCK)
+    if -(-d // 8) < k + 2 * blocks * (blocks > 1):
+        padded = torch.nn.functional.pad(chosen, (0, -d % 8)).to(torch.uint8).reshape(len(chosen), -1, 8)
+        return {"bits": (padded << _shifts(chosen.device)).sum(2, dtype=torch.uint8)}
     within = (places % BLOCK).to(torch.uint8)
-    if numbered.size(1) <= BLOCK:
+    if blocks == 1:
         return within
+    numbered = _numbered(chosen)
     up_to = torch.cat((torch.zeros_like(numbered[:, :1]), numbered[:, BLOCK - 1 : -1 : BLOCK], numbered[:, -1:]), dim=1)
     return {"within": within, "counts": up_to.diff(dim=1).to(torch.int16)}
 
 
-def _unpacked(packed: Code, k: int) -> Tensor:
+def _are_bits(packed: Code) -> bool:
+    return isinstance(packed, dict) and "bits" in packed
+
+
+def _shifts(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
+
+
+def _bits(packed: Tensor) -> Tensor:
+    return ((packed[:, :, None] >> _shifts(packed.device)) & 1).flatten(1).bool()
+
+
+def _unpacked(packed: Code, k: int, d: int) -> Tensor:
+    if _are_bits(packed):
+        return _places(_bits(packed["bits"])[:, :d].contiguous(), k)
     if not isinstance(packed, dict):
         plain: Tensor = packed.long()
         return plain

@@ -106,7 +106,7 @@ class Session:
         except WorkError as error:
             self._lists.pop(work.list, None)  # what is refused takes no memory
             self._round = None  # a server that is refused cannot go on in the middle of a round
-            refusal = self._refusal(work, error.where, _told(error))
+            refusal = self._refusal(work, error.where, self._told(error))
             return Reply(refusal, [], is_last=isinstance(error.__cause__, UsedUp))
         last = commands[-1] if commands else None
         if not isinstance(last, Up | Deliver):
@@ -121,6 +121,14 @@ class Session:
             numbers=tuple(flat.numbers),
         )
         return Reply(answer, flat.tensors, to_fed)
+
+    def _told(self, error: WorkError) -> str:
+        """Return what a server is told of an error; the text of another library's may quote the device's own data."""
+        cause = error.__cause__
+        if self.device.terms is None or cause is None or isinstance(cause, CutlayerError):
+            return error.reason
+        log.warning("%s (the server is told only that it failed)", error)
+        return f"it failed on this device with {type(cause).__name__}; the device's own log has the details"
 
     def _refusal(self, work: Work, where: str, reason: str) -> Refusal:
         """Return a refusal, which is on record."""
@@ -216,15 +224,6 @@ class Session:
             raise WorkError("the round", "this client holds no samples for testing")
         walk = walk_of(BATCHES, device.client, len(tests), work.key)
         return Used(tests.program, tests.data, _of_size(walk, tests.examination.batch_size(len(tests))), None)
-
-
-def _told(error: WorkError) -> str:
-    """Return what a server is told of an error; the text of another library's may quote the device's own data."""
-    cause = error.__cause__
-    if cause is None or isinstance(cause, CutlayerError):
-        return error.reason
-    log.warning("%s (the server is told only that it failed)", error)
-    return f"it failed on this device with {type(cause).__name__}; the device's own log has the details"
 
 
 @contextmanager
