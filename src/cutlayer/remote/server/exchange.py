@@ -106,7 +106,8 @@ class RoundExchange:
         self._came: dict[int, list[Tree]] = {}
         self._agreed: Ids | None = None
         self._early: dict[int, Answered] = {}
-        self._refused: list[WireError] = []  # why answers cannot be used
+        # Why answers cannot be used, and whether the client itself says so; an error would hold on to this round.
+        self._refused: dict[str, bool] = {}
 
     def read(self, request: Request, event: Answered) -> list[Tree]:
         """Return the values of an answer; raise WireError if they cannot be used."""
@@ -131,9 +132,8 @@ class RoundExchange:
         return answered, self._came
 
     def _all_lost(self) -> AllClientsLost:
-        refusals = list(dict.fromkeys(map(str, self._refused)))[:MOST_QUOTED]
-        by_clients = all(isinstance(error, ItRefuses) for error in self._refused)
-        return AllClientsLost(f"round {self.round.number + 1}: every client is lost", "; ".join(refusals), by_clients)
+        refusals, by_clients = "; ".join(list(self._refused)[:MOST_QUOTED]), all(self._refused.values())
+        return AllClientsLost(f"round {self.round.number + 1}: every client is lost", refusals, by_clients)
 
     def _decided(self, requests: Mapping[int, Request]) -> Ids:
         """Wait for these clients, and decide who has answered."""
@@ -209,7 +209,7 @@ class RoundExchange:
         try:
             self._came[j] = self.read(asked.request, event)
         except WireError as error:
-            self._refused.append(error)
+            self._refused[str(error)] = isinstance(error, ItRefuses)
             self._lose(j, str(error), refused=True)
             return
         self.heard[j] = event.session
