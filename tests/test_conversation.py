@@ -544,6 +544,7 @@ def test_a_run_may_have_one_client(case: str) -> None:
     assert followed(case, alone, 2) == [steps, steps]
 
 
+@pytest.mark.slow
 def test_clients_of_very_different_sizes_are_followed_where_batches_are_planned() -> None:
     assert len({len(own) for own in clients_of().clients}) > 2
     assert all(batches > 0 for batches in followed("hasfl planned", clients_of(), 2))

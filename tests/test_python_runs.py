@@ -379,7 +379,7 @@ def test_a_setting_inside_of_an_object_is_one_of_the_run(what: str, tmp_path: Pa
 
 
 def described() -> list[Any]:
-    held = (None, float("nan"), torch.float32, object(), {1: print}, torch.arange(3))
+    held = (None, float("nan"), torch.float32, object(), {1: len}, torch.arange(3))
     net = nn.Sequential(Scaled(3.0), nn.LSTM(2, 2), fx.symbolic_trace(Scaled(2.0)))
     return [plain(thing) for thing in (Noise(0.1, held), smoothed(0.2), net)]
 
@@ -397,7 +397,7 @@ def test_objects_are_described_alike_in_every_process() -> None:
         "among": ["a", "b"],
         "itself": "test_python_runs.Noise",
         "seen": [
-            "None", "nan", "torch.float32", "builtins.object", {"1": "builtins.print"},
+            "None", "nan", "torch.float32", "builtins.object", {"1": "builtins.len"},
             f"torch.int64 (3,) {digest(torch.arange(3))}",
         ],
     }  # fmt: skip

@@ -13,14 +13,14 @@ from cutlayer.studies.traffic import BEFORE
 LEAST = 0.005  # units; smaller sizes need more than two decimals
 
 
-class Unit(NamedTuple):
+class SizeUnit(NamedTuple):
     """Bytes as people read them."""
 
     name: str
     power: int  # of 2
 
 
-GIB, MIB = Unit("GiB", 30), Unit("MiB", 20)
+GIB, MIB = SizeUnit("GiB", 30), SizeUnit("MiB", 20)
 CONVENTION = (
     "by the convention of HO-SFL's Table 3: without labels, settings, set-up and what goes between servers; where an "
     "auxiliary model goes down, the client's own is left out"
@@ -65,7 +65,7 @@ def records(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _unit(found: Mapping[str, Any]) -> Unit:
+def _unit(found: Mapping[str, Any]) -> SizeUnit:
     """Return MiB where all runs are small; papers print GiB."""
     runs = [run for panel in found["panels"] for run in panel["runs"]]
     totals = (sum(sizes.values()) for run in runs for sizes in (run["bytes"], run.get(BEFORE, {})))
@@ -73,7 +73,7 @@ def _unit(found: Mapping[str, Any]) -> Unit:
     return GIB if as_paper or max(totals, default=0) >= 2**GIB.power else MIB
 
 
-def _table(runs: list[Mapping[str, Any]], title: str, unit: Unit) -> Sheet:
+def _table(runs: list[Mapping[str, Any]], title: str, unit: SizeUnit) -> Sheet:
     """Put beside our column what it was before codecs, and the paper's, where there is one.
 
     Rows of our own that are 0 everywhere are left out.
@@ -91,17 +91,17 @@ def _table(runs: list[Mapping[str, Any]], title: str, unit: Unit) -> Sheet:
     return plain_table([unit.name, *heads], rows, left=[unit.name], title=title)
 
 
-def _cells(rows: Mapping[str, float], unit: Unit) -> dict[str, str]:
+def _cells(rows: Mapping[str, float], unit: SizeUnit) -> dict[str, str]:
     return {row: in_units(size, unit) for row, size in rows.items()} | {"Total": in_units(sum(rows.values()), unit)}
 
 
-def in_units(size: float, unit: Unit) -> str:
+def in_units(size: float, unit: SizeUnit) -> str:
     """Format bytes: 1.22, and one digit of less than a hundredth: 0.004, 0.00002."""
     value = size / 2**unit.power
     return f"{Decimal(f'{value:.1g}'):f}" if 0 < value < LEAST else f"{value:,.2f}"
 
 
-def _remarks(found: Mapping[str, Any], unit: Unit) -> list[str]:
+def _remarks(found: Mapping[str, Any], unit: SizeUnit) -> list[str]:
     samples = found["samples"]
     if samples is None:
         length = "of whole runs, means over seeds"
