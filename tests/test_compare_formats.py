@@ -466,7 +466,7 @@ def test_csv_and_json_have_every_seed(three: Path, say: Any) -> None:  # noqa: F
 def test_traffic_in_every_format(three: Path, say: Any) -> None:  # noqa: F811
     tex = say("compare", ".", "--traffic", "--format", "latex").out
     assert r"  MiB & FedAvg & MergeSFL & tilt\_\&\_turn \\" in tex
-    assert "| Uplink (Act) | 0.002 |" in say("compare", ".", "--traffic", "--format", "markdown").out
+    assert "| Uplink (Act) | 2.00 |" in say("compare", ".", "--traffic", "--format", "markdown").out
     first = say("compare", ".", "--traffic", "--format", "csv").out.splitlines()[:2]
     assert first == ["panel,run,samples,row,bytes", "paper,fedavg,16.0,Uplink (Act),2097152.0"]
 
